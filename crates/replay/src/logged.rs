@@ -113,12 +113,6 @@ impl RequestLine {
     pub fn target(&self) -> &[u8] {
         self.parts().map_or(&[], |(_, target)| target)
     }
-
-    /// The bytes on the heap.
-    #[must_use]
-    pub const fn heap_bytes(&self) -> usize {
-        self.0.len()
-    }
 }
 
 impl fmt::Debug for RequestLine {

@@ -14,27 +14,20 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::simulation::Measured;
 use crate::simulation::measure::{GroupKind, GroupSelector};
+use weir_kubernetes::numeric::to_f64;
 use weir_kubernetes::request_info::go_duration;
 
 /// What is wanted of a group of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Objective {
     text: String,
-    measure: Measure,
     selector: Option<GroupSelector>,
     comparison: Comparison,
     limit: Limit,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Measure {
-    Rejected,
-    /// The wait that so many of 1000 requests do not exceed.
-    Wait {
-        per_mille: u64,
-    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,31 +37,34 @@ enum Comparison {
     Below,
 }
 
+/// What is measured, and its limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Limit {
-    Count(u64),
-    Percent(f64),
-    Wait(Duration),
+    Rejected(u64),
+    RejectedPercent(f64),
+    /// The wait that so many of 1000 requests do not exceed.
+    Wait {
+        per_mille: u64,
+        limit: Duration,
+    },
 }
 
 /// Whether an objective holds in a run, and what was measured.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Judgement {
     /// Whether it holds.
     pub holds: bool,
     /// What was measured, in words.
     pub value: String,
-    /// How far it is from holding. 0 if it holds. Comparable between runs of one objective.
-    pub excess: f64,
 }
 
-/// The measures and their names.
-const MEASURES: [(&str, Measure); 5] = [
-    ("rejected", Measure::Rejected),
-    ("wait_p50", Measure::Wait { per_mille: 500 }),
-    ("wait_p90", Measure::Wait { per_mille: 900 }),
-    ("wait_p99", Measure::Wait { per_mille: 990 }),
-    ("wait_max", Measure::Wait { per_mille: 1000 }),
+/// The measures: of waits, the part of 1000 requests.
+const MEASURES: [(&str, Option<u64>); 5] = [
+    ("rejected", None),
+    ("wait_p50", Some(500)),
+    ("wait_p90", Some(900)),
+    ("wait_p99", Some(990)),
+    ("wait_max", Some(1000)),
 ];
 
 /// The comparisons, longer signs first.
@@ -78,9 +74,6 @@ const COMPARISONS: [(&str, Comparison); 3] = [
     ("=", Comparison::Equal),
 ];
 
-/// A wait that never ends, in seconds: longer than any.
-const NEVER_SECONDS: f64 = 1e9;
-
 impl Objective {
     /// Reads an objective.
     ///
@@ -88,7 +81,7 @@ impl Objective {
     /// What is wrong, and what would be right.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (measured, condition) = split_condition(text)?;
-        let (measure, selector) = parse_measured(measured)?;
+        let (per_mille, selector) = parse_measured(measured)?;
         let found = COMPARISONS
             .iter()
             .find_map(|(sign, comparison)| Some((*comparison, condition.strip_prefix(sign)?)));
@@ -97,13 +90,15 @@ impl Objective {
                 "expected =, <= or < after {measured:?}, found {condition:?}"
             ));
         };
-        let limit = parse_limit(measure, value.trim())?;
+        let value = value.trim();
         Ok(Self {
             text: text.trim().to_owned(),
-            measure,
             selector,
             comparison,
-            limit,
+            limit: match per_mille {
+                None => parse_rejected(value)?,
+                Some(per_mille) => parse_wait(per_mille, value)?,
+            },
         })
     }
 
@@ -116,66 +111,34 @@ impl Objective {
     /// Whether it holds for what was measured of its requests.
     #[must_use]
     pub fn judge(&self, measured: &Measured) -> Judgement {
-        match self.measure {
-            Measure::Rejected => self.judge_rejected(measured),
-            Measure::Wait { per_mille } => self.judge_wait(measured, per_mille),
-        }
-    }
-
-    fn judge_rejected(&self, measured: &Measured) -> Judgement {
         let Measured {
             arrivals, rejected, ..
         } = *measured;
-        let count = weir_kubernetes::numeric::to_f64(rejected);
-        let percent = 100.0 * count / weir_kubernetes::numeric::to_f64(arrivals.max(1));
-        let (value, limit) = match self.limit {
-            Limit::Count(limit) => (count, weir_kubernetes::numeric::to_f64(limit)),
-            Limit::Percent(limit) => (percent, limit),
-            Limit::Wait(_) => return Judgement::held(String::new()), // unreachable: parsed
+        let (measured, limit, value) = match self.limit {
+            Limit::Rejected(limit) => {
+                let value = format!("{rejected} of {arrivals}");
+                (to_f64(rejected), to_f64(limit), value)
+            }
+            Limit::RejectedPercent(limit) => {
+                let percent = 100.0 * to_f64(rejected) / to_f64(arrivals.max(1));
+                let value = format!("{rejected} of {arrivals} ({percent:.3}%)");
+                (percent, limit, value)
+            }
+            Limit::Wait { per_mille, limit } => match measured.wait_quantile(per_mille) {
+                Some(wait) => {
+                    let value = format!("{:.3} ms", wait.as_secs_f64() * 1e3);
+                    (wait.as_secs_f64(), limit.as_secs_f64(), value)
+                }
+                None => (f64::INFINITY, limit.as_secs_f64(), "rejected".to_owned()),
+            },
         };
-        let shown = match self.limit {
-            Limit::Percent(_) => format!("{rejected} of {arrivals} ({percent:.3}%)"),
-            Limit::Count(_) | Limit::Wait(_) => format!("{rejected} of {arrivals}"),
-        };
-        self.judgement(value, limit, shown)
-    }
-
-    fn judge_wait(&self, measured: &Measured, per_mille: u64) -> Judgement {
-        let Limit::Wait(limit) = self.limit else {
-            return Judgement::held(String::new()); // unreachable: parsed
-        };
-        let wait = measured.wait_quantile(per_mille);
-        let shown = wait.map_or_else(|| "rejected".to_owned(), show_wait);
-        let seconds = wait.map_or_else(|| never(measured), |wait| wait.as_secs_f64());
-        self.judgement(seconds, limit.as_secs_f64(), shown)
-    }
-
-    fn judgement(&self, value: f64, limit: f64, shown: String) -> Judgement {
         let holds = match self.comparison {
             // Fewer are no better than what was asked for: = 0 is the use of this.
-            Comparison::Equal => value == limit,
-            Comparison::AtMost => value <= limit,
-            Comparison::Below => value < limit,
+            Comparison::Equal => measured == limit,
+            Comparison::AtMost => measured <= limit,
+            Comparison::Below => measured < limit,
         };
-        Judgement {
-            holds,
-            value: shown,
-            excess: if holds {
-                0.0
-            } else {
-                (value - limit).abs().max(f64::MIN_POSITIVE)
-            },
-        }
-    }
-}
-
-impl Judgement {
-    const fn held(value: String) -> Self {
-        Self {
-            holds: true,
-            value,
-            excess: 0.0,
-        }
+        Judgement { holds, value }
     }
 }
 
@@ -183,17 +146,6 @@ impl fmt::Display for Objective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
-}
-
-/// A wait that never ends, in seconds. With fewer rejections it is shorter, so that a search knows which
-/// way to go.
-fn never(measured: &Measured) -> f64 {
-    let Measured {
-        arrivals, rejected, ..
-    } = *measured;
-    let part = weir_kubernetes::numeric::to_f64(rejected)
-        / weir_kubernetes::numeric::to_f64(arrivals.max(1));
-    NEVER_SECONDS * (1.0 + part)
 }
 
 /// What is measured, and the rest.
@@ -210,7 +162,7 @@ fn split_condition(text: &str) -> Result<(&str, &str), String> {
     Ok((measured.trim(), condition.trim()))
 }
 
-fn parse_measured(text: &str) -> Result<(Measure, Option<GroupSelector>), String> {
+fn parse_measured(text: &str) -> Result<(Option<u64>, Option<GroupSelector>), String> {
     let (name, selector) = match text.split_once('(') {
         Some((name, rest)) => (name.trim(), Some(rest.strip_suffix(')').unwrap_or(rest))),
         None => (text, None),
@@ -244,33 +196,27 @@ fn parse_selector(text: &str) -> Result<GroupSelector, String> {
     })
 }
 
-fn parse_limit(measure: Measure, text: &str) -> Result<Limit, String> {
-    match measure {
-        Measure::Rejected => {
-            let what = "expected a count of requests (0) or a percentage of them (0.1%)";
-            let wrong = || format!("{text:?} is no limit for rejected: {what}");
-            if let Some(percent) = text.strip_suffix('%') {
-                let percent: f64 = percent.trim().parse().map_err(|_| wrong())?;
-                let valid = (0.0..=100.0).contains(&percent);
-                return valid.then_some(Limit::Percent(percent)).ok_or_else(wrong);
-            }
-            text.parse().map(Limit::Count).map_err(|_| wrong())
+fn parse_rejected(text: &str) -> Result<Limit, String> {
+    let limit = match text.strip_suffix('%') {
+        Some(percent) => {
+            let percent = percent.trim().parse().ok();
+            let percent = percent.filter(|percent| (0.0..=100.0).contains(percent));
+            percent.map(Limit::RejectedPercent)
         }
-        Measure::Wait { .. } => {
-            let nanoseconds = go_duration::parse(text.as_bytes());
-            let nanoseconds = nanoseconds.ok().and_then(|ns| u64::try_from(ns).ok());
-            let limit = nanoseconds.map(|ns| Limit::Wait(Duration::from_nanos(ns)));
-            limit.ok_or_else(|| {
-                format!(
-                    "{text:?} is no limit for a wait: expected a duration such as 100ms or 1.5s"
-                )
-            })
-        }
-    }
+        None => text.parse().ok().map(Limit::Rejected),
+    };
+    let what = "expected a count of requests (0) or a percentage of them (0.1%)";
+    limit.ok_or_else(|| format!("{text:?} is no limit for rejected: {what}"))
 }
 
-fn show_wait(wait: Duration) -> String {
-    format!("{:.3} ms", wait.as_secs_f64() * 1e3)
+fn parse_wait(per_mille: u64, text: &str) -> Result<Limit, String> {
+    let nanoseconds = go_duration::parse(text.as_bytes());
+    let nanoseconds = nanoseconds.ok().and_then(|ns| u64::try_from(ns).ok());
+    let limit = nanoseconds.map(Duration::from_nanos);
+    let limit = limit.map(|limit| Limit::Wait { per_mille, limit });
+    limit.ok_or_else(|| {
+        format!("{text:?} is no limit for a wait: expected a duration such as 100ms or 1.5s")
+    })
 }
 
 #[cfg(test)]
@@ -389,19 +335,7 @@ mod tests {
         ] {
             let judgement = Objective::parse(text).unwrap().judge(&measured);
             assert_eq!(judgement.holds, holds, "{text}: {judgement:?}");
-            assert_eq!(judgement.excess == 0.0, holds, "{text}: {judgement:?}");
         }
-    }
-
-    #[test]
-    fn a_wait_that_never_ends_is_closer_with_fewer_rejections() {
-        let excess = |rejected| {
-            let measured = measured(&[1, 1], rejected);
-            let objective = Objective::parse("wait_max < 1h").unwrap();
-            objective.judge(&measured).excess
-        };
-        assert!(excess(1) > 1e8);
-        assert!(excess(1) < excess(2) && excess(2) < excess(30));
     }
 
     #[test]

@@ -1,32 +1,36 @@
 //! A log that is replayed many times.
 //!
-//! It is read once. If its requests fit into [`MAX_KEPT_BYTES`], they are kept in memory. If they do
-//! not, the log is read again for each run. So memory does not grow with the log beyond that. The
-//! standard input and pipes cannot be read again.
+//! It is read again for each pass, in which several simulations run, so memory does not grow with it.
+//! The standard input and pipes cannot be read again.
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::clients::ClientTable;
 use crate::logged::LogItem;
 use crate::reader::input::LogSource;
 use crate::reader::merge::{ReadError, ReadOptions, read_log};
-use crate::run::ReadSummary;
+use crate::report::model::Report;
 use crate::run::log_checks::LogChecks;
-use crate::simulation::ReplayedPolicies;
+use crate::run::{ReadSummary, report};
+use crate::simulation::{ReplayModel, ReplayedPolicies, Simulation, SimulationOutcome};
 
-/// The most bytes of requests that are kept: some 400,000 requests.
-const MAX_KEPT_BYTES: usize = 128 << 20;
+/// The simulations that share one reading of a log. Each has counts of all users and flows: some
+/// 10 MiB for 10,000 users.
+const MAX_TOGETHER: usize = 8;
 
 /// A log that has been read, and can be replayed again.
 #[derive(Debug)]
 pub struct RepeatableLog {
     sources: Vec<LogSource>,
     options: ReadOptions,
+    /// The assumptions of each simulation.
+    model: ReplayModel,
+    /// Any moment.
+    base: Instant,
     table: Arc<ClientTable>,
     summary: ReadSummary,
-    /// `None` if there are too many.
-    kept: Option<Vec<LogItem>>,
 }
 
 /// Why a log cannot be replayed many times.
@@ -34,18 +38,33 @@ pub struct RepeatableLog {
 pub enum RepeatError {
     /// It cannot be read.
     Read(ReadError),
-    /// It is too large to be kept, and this part of it can be read only once.
-    TooLarge(LogSource),
+    /// This part of it can be read only once.
+    ReadOnce(LogSource),
+}
+
+/// A run of a log, or of one of its parts.
+#[derive(Debug)]
+pub(super) struct Trial<'t> {
+    pub(super) policies: &'t ReplayedPolicies,
+    /// `None`: all of the log.
+    pub(super) part: Option<LogPart>,
+}
+
+/// One of so many parts of a log, which take the same time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LogPart {
+    /// The first is 0.
+    pub(super) number: u32,
+    pub(super) of: u32,
 }
 
 impl fmt::Display for RepeatError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read(why) => why.fmt(f),
-            Self::TooLarge(source) => write!(
+            Self::ReadOnce(source) => write!(
                 f,
-                "{source}: more than {} MiB of requests are not kept, and it cannot be read again: give a file",
-                MAX_KEPT_BYTES >> 20
+                "{source}: --search and --suggest read a log several times, and this one can be read only once: give a file"
             ),
         }
     }
@@ -66,95 +85,96 @@ impl RepeatableLog {
         sources: &[LogSource],
         options: &ReadOptions,
         policies: &ReplayedPolicies,
+        model: ReplayModel,
+        base: Instant,
     ) -> Result<Self, RepeatError> {
-        Self::read_keeping(sources, options, policies, MAX_KEPT_BYTES)
-    }
-
-    /// As [`read`](Self::read), with another bound in bytes.
-    pub(super) fn read_keeping(
-        sources: &[LogSource],
-        options: &ReadOptions,
-        policies: &ReplayedPolicies,
-        max_bytes: usize,
-    ) -> Result<Self, RepeatError> {
+        if let Some(source) = sources.iter().find(|source| source.is_read_once()) {
+            return Err(RepeatError::ReadOnce(source.clone()));
+        }
         let table = Arc::new(ClientTable::default());
         let mut check = LogChecks::new(Some(policies), &table);
-        let mut kept = Some(Vec::new());
-        let mut bytes = 0;
-        let counts = read_log(sources, options, &table, &mut |item| {
-            check.check(&item);
-            bytes += size_of_item(&item);
-            match &mut kept {
-                Some(items) if bytes <= max_bytes => items.push(item),
-                _ => kept = None,
-            }
-        })?;
-        let mut read_once = sources.iter().filter(|source| source.is_read_once());
-        if let (None, Some(source)) = (&kept, read_once.next()) {
-            return Err(RepeatError::TooLarge(source.clone()));
-        }
+        let counts = read_log(sources, options, &table, &mut |item| check.check(&item))?;
         Ok(Self {
             sources: sources.to_vec(),
             options: options.clone(),
+            model,
+            base,
             table,
             summary: ReadSummary {
                 counts,
                 checked: check.report(),
             },
-            kept,
         })
-    }
-
-    /// The requests, if they are in memory.
-    #[must_use]
-    pub(super) fn kept(&self) -> Option<&[LogItem]> {
-        self.kept.as_deref()
     }
 
     /// Hands on all requests, in the order of their times.
     ///
     /// # Errors
     /// The log cannot be read again.
-    pub(super) fn replay(&self, each: &mut dyn FnMut(&LogItem)) -> Result<(), ReadError> {
-        if let Some(items) = &self.kept {
-            items.iter().for_each(each);
-            return Ok(());
-        }
-        let each = &mut |item| each(&item);
+    pub(super) fn replay(&self, each: &mut dyn FnMut(LogItem)) -> Result<(), ReadError> {
         read_log(&self.sources, &self.options, &self.table, each)?;
         Ok(())
     }
 
+    /// Runs the log under each of some configurations. The results are in the order of the trials.
+    ///
+    /// # Errors
+    /// The log cannot be read again.
+    pub(super) fn run<T>(
+        &self,
+        trials: &[Trial<'_>],
+        finish: impl Fn(Simulation) -> T,
+    ) -> Result<Vec<T>, ReadError> {
+        let mut results = Vec::new();
+        for trials in trials.chunks(MAX_TOGETHER) {
+            let running = trials.iter();
+            let running = running.map(|trial| (trial.part, self.simulation(trial.policies)));
+            let mut running: Vec<_> = running.collect();
+            self.replay(&mut |item| {
+                for (part, simulation) in &mut running {
+                    if part.is_none_or(|part| self.is_in(part, item.at_us())) {
+                        simulation.offer(item.clone());
+                    }
+                }
+            })?;
+            results.extend(
+                running
+                    .into_iter()
+                    .map(|(_, simulation)| finish(simulation)),
+            );
+        }
+        Ok(results)
+    }
+
+    /// Runs the log under one configuration, and keeps the usage of schemas by users.
+    ///
+    /// # Errors
+    /// The log cannot be read again.
+    pub(super) fn run_one(&self, policies: &ReplayedPolicies) -> Result<Simulation, ReadError> {
+        let mut simulation = self.simulation(policies).with_usage();
+        self.replay(&mut |item| simulation.offer(item))?;
+        Ok(simulation)
+    }
+
+    fn simulation(&self, policies: &ReplayedPolicies) -> Simulation {
+        Simulation::new(policies, self.model, &self.table, self.base)
+    }
+
+    fn is_in(&self, part: LogPart, at_us: i64) -> bool {
+        let (first, last) = self.summary.counts.times_us.unwrap_or_default();
+        let length = i128::from(last) - i128::from(first) + 1;
+        let since = (i128::from(at_us) - i128::from(first)).clamp(0, length - 1);
+        since * i128::from(part.of) / length == i128::from(part.number)
+    }
+
+    /// The report of simulations of this log.
+    pub(super) fn report(&self, outcomes: Vec<SimulationOutcome>) -> Report {
+        report(&self.summary, &self.options, self.model, outcomes)
+    }
+
     /// The clients of the log.
     #[must_use]
-    pub const fn table(&self) -> &Arc<ClientTable> {
+    pub(super) const fn table(&self) -> &Arc<ClientTable> {
         &self.table
     }
-
-    /// What was read.
-    #[must_use]
-    pub const fn summary(&self) -> &ReadSummary {
-        &self.summary
-    }
-
-    /// How it is read.
-    #[must_use]
-    pub const fn options(&self) -> &ReadOptions {
-        &self.options
-    }
-}
-
-/// The bytes of an item in memory. A growing list has as much again for items to come.
-fn size_of_item(item: &LogItem) -> usize {
-    let own = match item {
-        LogItem::Request(request) => {
-            let rare = request.rare.as_ref();
-            let event = request.event();
-            request.line.heap_bytes()
-                + rare.map_or(0, |rare| size_of_val(&**rare))
-                + event.map_or(0, |event| size_of_val(event) + event.key.len())
-        }
-        LogItem::StreamEnd { .. } => 0,
-    };
-    2 * size_of::<LogItem>() + own
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::suggest::find::suggest;
+use super::suggest::limits;
 use super::suggest::model::SuggestReport;
 use super::suggest::output;
 use super::suggest::settings::KeptSettings;
-use super::tests::{LogFile, options, trial_model};
-use super::trials::run_one;
+use super::tests::{LogFile, options};
 use super::variants::InFlightFlags;
 use crate::run::replay;
 use crate::simulation::{ReplayModel, ReplayedPolicies};
@@ -62,7 +62,6 @@ fn run(file: &LogFile, flags: InFlightFlags) -> SuggestReport {
         &file.read(),
         &policies("flags", flags.total()),
         &KeptSettings::new(flags),
-        trial_model(),
     )
     .unwrap()
 }
@@ -90,12 +89,8 @@ fn with_suggestion(report: &SuggestReport, flags: InFlightFlags) -> ReplayedPoli
 fn a_user_whose_requests_make_others_wait_gets_a_level_and_the_protected_are_no_worse() {
     let file = LogFile::new(&pipeline_log());
     let report = run(&file, FEW);
-    let own: Vec<_> = report
-        .own_levels
-        .iter()
-        .map(|own| own.user.as_str())
-        .collect();
-    assert_eq!(own, ["system:serviceaccount:ci:runner"], "{report:#?}");
+    let own = report.own_level.as_ref().map(|own| own.user.as_str());
+    assert_eq!(own, Some("system:serviceaccount:ci:runner"), "{report:#?}");
     assert_eq!(report.protected.len(), 9, "{:?}", report.protected);
 
     let both = [
@@ -124,24 +119,8 @@ fn a_user_whose_requests_make_others_wait_gets_a_level_and_the_protected_are_no_
 #[test]
 fn where_no_request_waits_no_level_is_suggested() {
     let report = run(&LogFile::new(&pipeline_log()), MANY);
-    assert_eq!(report.own_levels, []);
+    assert_eq!(report.own_level, None);
     assert!(report.objects.is_empty(), "{:?}", report.objects);
-    let note = report
-        .notes
-        .iter()
-        .find(|note| note.contains("no level of its own"));
-    let note = note.unwrap();
-    assert!(
-        note.contains("takes 99 % of the seat-seconds of workload-low"),
-        "{note}"
-    );
-    let unused: Vec<_> = report
-        .never_reached
-        .iter()
-        .map(|one| one.name.as_str())
-        .collect();
-    assert!(unused.contains(&"leader-election"), "{unused:?}");
-    assert!(!unused.contains(&"service-accounts"), "{unused:?}");
 }
 
 #[test]
@@ -160,8 +139,8 @@ fn limits_that_the_log_stays_below_reject_nothing() {
     let mut policies = policies("less", MANY.total());
     let mut rules = report.client_limits;
     *rules[0].pointer_mut("/requests/qps").unwrap() = 100.into();
-    policies.limits.rates = super::suggest::parse_rates_for_tests(&rules, &KeptSettings::new(MANY));
-    let less = run_one(&log, trial_model(), &policies).unwrap().finish();
+    policies.limits.rates.clients = limits::parse(&rules);
+    let less = log.run_one(&policies).unwrap().finish();
     assert!(less.run.total.rejected > 0);
 }
 
@@ -208,8 +187,9 @@ fn only_objects_that_change_are_to_be_applied() {
     };
     *objects = exported();
     let settings = KeptSettings::new(FEW);
-    let log = LogFile::new(&pipeline_log()).read();
-    let report = suggest(&log, &before, &settings, trial_model()).unwrap();
+    let file = LogFile::new(&pipeline_log());
+    let log = file.read();
+    let report = suggest(&log, &before, &settings).unwrap();
     let names = |objects: &[serde_json::Value]| -> Vec<String> {
         let name =
             |object: &serde_json::Value| object["metadata"]["name"].as_str().unwrap().to_owned();
@@ -260,8 +240,9 @@ fn a_level_of_an_operators_own_has_no_annotation_and_no_comment_about_one() {
         }
     }
     let settings = KeptSettings::new(FEW);
-    let log = LogFile::new(&pipeline_log()).read();
-    let report = suggest(&log, &before, &settings, trial_model()).unwrap();
+    let file = LogFile::new(&pipeline_log());
+    let log = file.read();
+    let report = suggest(&log, &before, &settings).unwrap();
     let text = output::render(&report, &settings);
     assert!(
         text.contains("of its 100 shares go to own-ci-runner"),
@@ -271,17 +252,17 @@ fn a_level_of_an_operators_own_has_no_annotation_and_no_comment_about_one() {
     assert!(!text.contains(r#"autoupdate-spec: "false""#), "{text}");
 }
 
-/// Users, the namespaces of their events, and events a second.
-type Writers<'w> = &'w [(&'w str, &'w str, u32)];
+/// Users and the events that they write a second.
+type Writers<'w> = &'w [(&'w str, u32)];
 
 /// Users write events at these rates for ten seconds.
 fn event_log(writers: Writers<'_>) -> LogFile {
     let mut lines = Vec::new();
-    for (user, namespace, rate) in writers {
+    for (user, rate) in writers {
         for n in 0..rate * 10 {
             let at = n * 1000 / rate;
             lines.push((at, format!(
-                r#"{{"at_ms":{at},"method":"POST","url":"/api/v1/namespaces/{namespace}/events","user":"{user}","service_ms":1}}"#
+                r#"{{"at_ms":{at},"method":"POST","url":"/api/v1/namespaces/a/events","user":"{user}","service_ms":1}}"#
             )));
         }
     }
@@ -290,26 +271,27 @@ fn event_log(writers: Writers<'_>) -> LogFile {
     LogFile::new(&lines)
 }
 
-const QUIET: [(&str, &str, u32); 3] = [
-    ("system:node:n1", "default", 6),
-    ("system:kube-scheduler", "apps", 4),
-    ("system:serviceaccount:apps:web", "apps", 2),
+const QUIET: [(&str, u32); 3] = [
+    ("system:node:n1", 6),
+    ("system:kube-scheduler", 4),
+    ("system:serviceaccount:apps:web", 2),
 ];
+
+fn rules_of_events(report: &SuggestReport) -> Vec<&serde_json::Value> {
+    let rules = report.client_limits.iter();
+    let of_events =
+        |rule: &&serde_json::Value| rule["name"].as_str().unwrap().starts_with("events");
+    rules.filter(of_events).collect()
+}
 
 #[test]
 fn a_flood_of_events_is_limited_for_its_user_alone() {
     let mut writers = QUIET.to_vec();
-    writers.push(("system:serviceaccount:ci:noisy", "ci", 60));
+    writers.push(("system:serviceaccount:ci:noisy", 60));
     let log = event_log(&writers);
     let report = run(&log, MANY);
-    assert_eq!(report.event_limits, None);
-    let of_events: Vec<_> = report
-        .client_limits
-        .iter()
-        .filter(|rule| rule["rules"][0]["resourceRules"][0]["resources"][0] == "events")
-        .collect();
-    let [rule] = of_events[..] else {
-        panic!("{of_events:?}");
+    let [rule] = rules_of_events(&report)[..] else {
+        panic!("{:?}", report.client_limits);
     };
     assert_eq!(rule["name"], "events-ci-noisy");
     assert_eq!(rule["requests"]["qps"], 60);
@@ -320,68 +302,28 @@ fn a_flood_of_events_is_limited_for_its_user_alone() {
     );
     assert_eq!(report.changes.losers, []);
 
-    // Where clientLimits are kept: a limit for each user that only the flood reaches.
-    let settings = KeptSettings::new(MANY);
+    // Where the configuration has rules, these are kept, and no others are suggested.
     let mut before = policies("flags", MANY.total());
-    before.limits.rates =
-        super::suggest::parse_rates_for_tests(&report.client_limits[..1], &settings);
-    let report = suggest(&log.read(), &before, &settings, trial_model()).unwrap();
-    let limits = report.event_limits.as_ref().unwrap();
-    let expected = serde_json::json!([{"type": "User", "qps": 12, "burst": 12}]);
-    assert_eq!(limits["limits"], expected);
-    let reasons = report.event_reasons.join("\n");
-    assert!(
-        reasons.contains("ci:noisy writes up to 60 events a second"),
-        "{reasons}"
-    );
-    assert!(reasons.contains("events, and none of others"), "{reasons}");
-    let losers: Vec<_> = report
-        .changes
-        .losers
-        .iter()
-        .map(|change| &*change.user)
-        .collect();
-    assert_eq!(losers, ["system:serviceaccount:ci:noisy"]);
+    before.limits.rates.clients = limits::parse(&report.client_limits[..1]);
+    let report = suggest(&log.read(), &before, &KeptSettings::new(MANY)).unwrap();
+    assert!(report.client_limits.is_empty(), "{report:#?}");
+    let note = "The configuration has clientLimits: they are kept";
+    assert!(report.notes.iter().any(|one| one.starts_with(note)));
 }
 
 #[test]
-fn events_are_not_limited_unless_that_separates() {
-    let many: Vec<String> = (0..30)
-        .map(|n| format!("system:serviceaccount:ci:job-{n}"))
-        .collect();
-    let jobs: Vec<_> = many.iter().map(|name| (&**name, "ci", 3)).collect();
-    let namespace = serde_json::json!([{"type": "Namespace", "qps": 12, "burst": 12}]);
-    let cases: [(Writers<'_>, Option<serde_json::Value>); 5] = [
-        (&[], None),
-        (&jobs, Some(namespace)),
-        // All nodes share the bucket of `default`.
-        (&[("system:node:n2", "default", 500)], None),
-        (
-            &[
-                ("alice", "ci", 60),
-                ("system:kube-controller-manager", "ci", 50),
-            ],
-            None,
-        ),
-        (&[("alice", "default", 40), ("bob", "default", 40)], None),
+fn events_are_not_limited_where_no_user_floods() {
+    let cases: [Writers<'_>; 4] = [
+        &[],
+        &[("system:node:n2", 500)],
+        &[("alice", 60), ("system:kube-controller-manager", 50)],
+        &[("alice", 40), ("bob", 40)],
     ];
-    for (writers, expected) in cases {
-        let log = event_log(&[&QUIET[..], writers].concat());
-        let report = run(&log, MANY);
-        let limits = report
-            .event_limits
-            .as_ref()
-            .map(|value| value["limits"].clone());
-        assert_eq!(limits, expected, "{writers:?}");
-        let is_of_events =
-            |rule: &serde_json::Value| rule["name"].as_str().unwrap().starts_with("events");
-        assert!(
-            !report.client_limits.iter().any(is_of_events),
-            "{writers:?}"
-        );
-        let reason = &report.event_reasons[0];
-        let is_note = reason.starts_with("No user outside") || reason.starts_with("Events are not");
-        assert_eq!(is_note, expected.is_none(), "{writers:?}: {reason}");
+    for writers in cases {
+        let report = run(&event_log(&[&QUIET[..], writers].concat()), MANY);
+        assert!(rules_of_events(&report).is_empty(), "{report:#?}");
+        let is_why = |note: &String| note.starts_with("No user outside of the control plane");
+        assert!(report.notes.iter().any(is_why), "{:?}", report.notes);
     }
 }
 
@@ -436,7 +378,7 @@ fn names_stay_in_the_files_of_a_suggestion() {
         let report = run(&LogFile::new(&log), MANY);
         let settings = KeptSettings::new(MANY);
         // A start reads them all, and none is about more than its user.
-        let rules = super::suggest::parse_rates_for_tests(&report.client_limits, &settings).clients;
+        let rules = limits::parse(&report.client_limits);
         assert_eq!(rules.len(), report.client_limits.len(), "{names:?}");
         let others = [
             "system:kube-controller-manager",

@@ -1,6 +1,5 @@
 //! Searches over whole logs.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,21 +9,15 @@ use serde_json::Value;
 
 use super::objective::Objective;
 use super::repeatable_log::RepeatableLog;
-use super::search::find::{SearchRequest, SharesSearch, search};
-use super::search::model::{SearchReport, SeatsChange};
-use super::search::output;
-use super::trials::{TrialModel, run_one};
-use super::variants::{InFlightFlags, with_shares};
+use super::search;
+use super::search::{SearchReport, SearchRequest, search};
+use super::variants::InFlightFlags;
 use crate::reader::input::LogSource;
 use crate::reader::merge::ReadOptions;
 use crate::run::replay;
-use crate::simulation::ReplayModel;
+use crate::simulation::{ReplayModel, ReplayedPolicies};
 use crate::tests::{assert_golden, policies, storm_log};
 use weir_explain::explainer::ConcurrencyPolicy;
-use weir_flowcontrol::bootstrap;
-use weir_kubernetes::api::flowcontrol;
-use weir_kubernetes::document;
-use weir_kubernetes::document::Diagnostics;
 use weir_limits::max_in_flight::MaxInFlightConfig;
 
 const TODAY: InFlightFlags = InFlightFlags {
@@ -54,8 +47,13 @@ impl LogFile {
     }
 
     pub(super) fn read(&self) -> RepeatableLog {
-        RepeatableLog::read(&self.sources(), &options(), &policies("flags", 600)).unwrap()
+        read(&self.sources()).unwrap()
     }
+}
+
+fn read(sources: &[LogSource]) -> Result<RepeatableLog, super::repeatable_log::RepeatError> {
+    let (policies, model) = (policies("flags", 600), ReplayModel::default());
+    RepeatableLog::read(sources, &options(), &policies, model, Instant::now())
 }
 
 pub(super) fn options() -> ReadOptions {
@@ -66,254 +64,99 @@ pub(super) fn options() -> ReadOptions {
     }
 }
 
-pub(super) fn trial_model() -> TrialModel {
-    TrialModel {
-        model: ReplayModel::default(),
-        base: Instant::now(),
-    }
-}
-
 /// A search with the built-in objects and 600 seats.
-fn run(
-    log: &RepeatableLog,
-    objectives: &[&str],
-    shares: SharesSearch,
-    resamples: u32,
-) -> SearchReport {
-    run_at(TODAY, log, objectives, shares, resamples)
+fn run(log: &RepeatableLog, objectives: &[&str]) -> Result<SearchReport, String> {
+    run_under(&policies("flags", TODAY.total()), log, objectives)
 }
 
-fn run_at(
-    flags: InFlightFlags,
+fn run_under(
+    policies: &ReplayedPolicies,
     log: &RepeatableLog,
     objectives: &[&str],
-    shares: SharesSearch,
-    resamples: u32,
-) -> SearchReport {
+) -> Result<SearchReport, String> {
     let objectives = objectives.iter().map(|text| Objective::parse(text));
     let objectives: Vec<Objective> = objectives.collect::<Result<_, _>>().unwrap();
-    let request = SearchRequest {
-        policies: &policies("flags", flags.total()),
-        flags,
+    let found = search(SearchRequest {
+        log,
+        policies,
+        flags: TODAY,
         objectives: &objectives,
-        shares,
-        resamples,
-        model: trial_model(),
-    };
-    search(log, &request).unwrap()
+    });
+    found.map_err(|why| why.to_string())
 }
 
 #[test]
 fn a_replay_with_the_total_that_was_found_has_what_was_asked_for_and_one_seat_less_has_not() {
     let file = LogFile::new(&storm_log());
-    let found = run(
-        &file.read(),
-        &["wait_p99(user=bob) < 20ms", "rejected = 0"],
-        SharesSearch::Configured,
-        0,
-    );
-    let total = found.found.as_ref().unwrap().totals.total;
+    let objectives = ["wait_p99(user=bob) < 20ms", "rejected = 0"];
+    let report = run(&file.read(), &objectives).unwrap();
+    let total = report.found.unwrap().total;
     assert!(total > 2, "{total}");
     let holds = |total| {
         let policies = [policies("found", total)];
-        let model = ReplayModel::default();
-        let report = replay(
-            &file.sources(),
-            &options(),
-            &policies,
-            model,
-            Instant::now(),
-        );
+        let (options, model) = (options(), ReplayModel::default());
+        let report = replay(&file.sources(), &options, &policies, model, Instant::now());
         let run = report.unwrap().runs.remove(0);
-        let bob = run
-            .users
-            .top
-            .iter()
-            .find(|user| user.name == "bob")
-            .unwrap();
+        let mut users = run.users.top.iter();
+        let bob = users.find(|user| user.name == "bob").unwrap();
         bob.wait.p99_ms < 20.0 && run.total.rejected == 0
     };
     assert!(holds(total), "{total}");
     assert!(!holds(total - 1), "{total}");
-    for tried in &found.tried {
+    for tried in &report.tried {
         assert_eq!(tried.holds, holds(tried.total), "{}", tried.total);
     }
 }
 
 #[test]
-fn a_log_that_is_read_again_gives_what_a_log_in_memory_gives() {
-    let file = LogFile::new(&storm_log());
-    let kept = run(&file.read(), &["rejected = 0"], SharesSearch::Configured, 3);
-    assert!(kept.kept_in_memory);
-    let again =
-        RepeatableLog::read_keeping(&file.sources(), &options(), &policies("flags", 600), 0);
-    let again = again.unwrap();
-    let again = run(&again, &["rejected = 0"], SharesSearch::Configured, 3);
-    assert!(!again.kept_in_memory);
-    let expected = SearchReport {
-        kept_in_memory: false,
-        ..kept
+fn a_part_of_the_log_needs_what_a_log_of_it_alone_needs() {
+    // The requests of each second are twice as many as those of the second before.
+    let line = |n: u32, at: u32| {
+        format!(
+            r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/pods","user":"u{n}","service_ms":500}}"#
+        ) + "\n"
     };
-    assert_eq!(again, expected);
+    let second = |number: u32| -> String {
+        let requests = 0..(4 << number);
+        requests.map(|n| line(n, number * 1000 + n)).collect()
+    };
+    let last = line(0, 4999);
+    let whole = LogFile::new(&((0..5).map(second).collect::<String>() + &last));
+    let report = run(&whole.read(), &["wait_max = 0s"]).unwrap();
+    for number in 0..4 {
+        let alone = LogFile::new(&second(number));
+        let alone = run(&alone.read(), &["wait_max = 0s"]).unwrap();
+        let found = alone.found.map(|found| found.total);
+        let at = usize::try_from(number).unwrap();
+        assert_eq!(report.parts[at], found, "{:?}", report.parts);
+    }
+    assert!(report.parts.is_sorted(), "{:?}", report.parts);
 }
 
 #[test]
-fn a_pipe_with_more_than_is_kept_cannot_be_read_again() {
+fn a_part_without_requests_of_the_objectives_says_nothing() {
+    let line = |at: u32, user: &str| {
+        format!(
+            r#"{{"at_ms":{at},"method":"GET","url":"/api/v1/pods","user":"{user}","service_ms":5}}"#
+        ) + "\n"
+    };
+    let log = line(0, "alice") + &line(100, "bob") + &line(1000, "alice");
+    let report = run(&LogFile::new(&log).read(), &["rejected(user=bob) = 0"]).unwrap();
+    assert_eq!(report.parts, [Some(1), None, None, None, None]);
+    let text = search::render(&report);
+    let expected = "each of 5 equal parts of the log alone: 1, -, -, -, -.";
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
+fn a_pipe_cannot_be_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
     let made = Command::new("mkfifo").arg(&path).status();
     assert!(made.unwrap().success());
-    let source = LogSource::from_path(&path);
-    let writer = std::thread::spawn(move || fs::write(path, storm_log()));
-    let policies = policies("flags", 600);
-    let read = RepeatableLog::read_keeping(&[source], &options(), &policies, 0);
-    writer.join().unwrap().unwrap();
-    let why = read.unwrap_err().to_string();
-    assert!(why.contains("pipe: more than 128 MiB"), "{why}");
-}
-
-#[test]
-fn other_shares_need_a_smaller_total_and_are_printed_as_objects_that_are_read_again() {
-    let log = LogFile::new(&storm_log()).read();
-    let objectives = ["wait_p99(level=global-default) < 20ms", "rejected = 0"];
-    let same = run(&log, &objectives, SharesSearch::Configured, 0)
-        .found
-        .unwrap();
-    let report = run(&log, &objectives, SharesSearch::ForSmallerTotal, 0);
-    let other = report.found.as_ref().unwrap();
-    assert!(other.totals.total < same.totals.total, "{other:?}");
-    let changed: Vec<&str> = other.shares.iter().map(|one| one.level.as_str()).collect();
-    assert!(changed.contains(&"global-default"), "{changed:?}");
-
-    let text = output::render_yaml(&report);
-    let mut diagnostics = Diagnostics::default();
-    let documents = document::parse_all("search.yaml", &text, &mut diagnostics);
-    let objects = flowcontrol::read(&documents, &mut diagnostics);
-    assert_eq!(diagnostics.to_string(), "", "{text}");
-    assert_eq!(objects.len(), changed.len(), "{text}");
-    assert!(
-        text.contains("apf.kubernetes.io/autoupdate-spec: \"false\""),
-        "{text}"
-    );
-    // With these objects and this total the objectives hold.
-    let mut applied = policies("applied", other.totals.total);
-    let ConcurrencyPolicy::Fairness { objects: all, .. } = &mut applied.limits.concurrency else {
-        unreachable!("they are fair");
-    };
-    *all = bootstrap::add_missing(objects);
-    let file = LogFile::new(&storm_log());
-    let model = ReplayModel::default();
-    let report = replay(
-        &file.sources(),
-        &options(),
-        &[applied],
-        model,
-        Instant::now(),
-    );
-    let run = report.unwrap().runs.remove(0);
-    let levels = run.levels.iter();
-    let mut level = levels.filter(|level| level.requests.name == "global-default");
-    assert!(level.next().unwrap().requests.wait.p99_ms < 20.0);
-    assert_eq!(run.total.rejected, 0);
-}
-
-const FEW: InFlightFlags = InFlightFlags {
-    max_requests_inflight: 100,
-    max_mutating_requests_inflight: 50,
-};
-
-/// Whether objectives hold over a log with these shares.
-fn hold_with_shares(
-    log: &RepeatableLog,
-    flags: InFlightFlags,
-    objectives: &[&str],
-    shares: &BTreeMap<String, i32>,
-) -> bool {
-    let policies = with_shares(&policies("shares", flags.total()), shares);
-    let mut simulation = run_one(log, trial_model(), &policies).unwrap();
-    let objectives = objectives.iter().map(|text| Objective::parse(text));
-    let objectives: Vec<Objective> = objectives.collect::<Result<_, _>>().unwrap();
-    let selectors = objectives.iter();
-    let selectors = selectors.map(|objective| objective.selector().cloned());
-    let measured = simulation.measure(&selectors.collect::<Vec<_>>());
-    let mut judged = objectives.iter().zip(&measured);
-    judged.all(|(objective, measured)| objective.judge(measured).holds)
-}
-
-#[test]
-fn at_the_same_total_the_shares_that_are_found_are_enough_and_one_share_less_is_not() {
-    let log = LogFile::new(&storm_log()).read();
-    let objective = "wait_p99(level=global-default) < 20ms";
-    let report = run_at(FEW, &log, &[objective], SharesSearch::AtSameTotal, 4);
-    assert!(!report.objectives[0].configured.holds, "{report:?}");
-    let found = report.found.as_ref().unwrap();
-    assert_eq!((found.totals.total, found.totals.flags), (FEW.total(), FEW));
-    let [change] = &found.shares[..] else {
-        panic!("{:?}", found.shares);
-    };
-    assert_eq!(change.level, "global-default");
-    let holds = |shares: i32| {
-        let shares = BTreeMap::from([(change.level.clone(), shares)]);
-        hold_with_shares(&log, FEW, &[objective], &shares)
-    };
-    assert!(holds(change.found), "{change:?}");
-    assert!(!holds(change.found - 1), "{change:?}");
-    assert_eq!(found.objects.len(), 1, "{:?}", found.objects);
-    let level = |seats: &&SeatsChange| seats.level == change.level;
-    let seats = found.seats.iter().find(level).unwrap();
-    assert!(seats.configured < seats.found, "{seats:?}");
-    // Others have less by the same seats, but for rounding.
-    let sum = |of: fn(&SeatsChange) -> u32| found.seats.iter().map(of).sum::<u32>();
-    let [before, after] = [sum(|one| one.configured), sum(|one| one.found)];
-    assert!(before.abs_diff(after) <= 10, "{:?}", found.seats);
-    assert!((1..=4).contains(&found.resampled.unwrap().of));
-    if let Some(surer) = found.surer {
-        assert!(surer.held * 10 >= surer.of * 9, "{surer:?}");
-        assert!(found.surer_shares[0].found >= change.found);
-    }
-}
-
-#[test]
-fn at_the_same_total_shares_that_are_enough_stay() {
-    let log = LogFile::new(&storm_log()).read();
-    let report = run(&log, &["rejected = 100%"], SharesSearch::AtSameTotal, 2);
-    assert_eq!(report.found, None);
-    let text = output::render_table(&report);
-    assert!(text.contains("do the objectives hold at 600."), "{text}");
-
-    let objective = "rejected(level=workload-low) <= 100%";
-    let file = LogFile::new(&storm_log().replace("devs", "system:serviceaccounts"));
-    let report = run(&file.read(), &[objective], SharesSearch::AtSameTotal, 2);
-    let found = report.found.as_ref().unwrap();
-    assert_eq!((&found.shares[..], &found.objects[..]), (&[][..], &[][..]));
-    assert_eq!((report.tried_shares, &found.seats[..]), (Some(1), &[][..]));
-    let text = output::render_table(&report);
-    assert!(text.contains("hold with the configured shares"), "{text}");
-}
-
-#[test]
-fn at_the_same_total_several_levels_may_change() {
-    let log = LogFile::new(&storm_log()).read();
-    let objectives = [
-        "wait_p99(level=global-default) < 20ms",
-        "wait_max(level=system) < 1ms",
-    ];
-    let flags = InFlightFlags {
-        max_requests_inflight: 70,
-        max_mutating_requests_inflight: 30,
-    };
-    let report = run_at(flags, &log, &objectives, SharesSearch::AtSameTotal, 0);
-    let found = report.found.as_ref().unwrap();
-    let shares = found.shares.iter();
-    let shares: BTreeMap<String, i32> = shares
-        .map(|change| (change.level.clone(), change.found))
-        .collect();
-    let holds = |shares: &BTreeMap<String, i32>| hold_with_shares(&log, flags, &objectives, shares);
-    assert!(holds(&shares), "{shares:?}");
-    for (level, found) in &shares {
-        let mut less = shares.clone();
-        less.insert(level.clone(), found - 1);
-        assert!(!holds(&less), "{level} of {shares:?}");
+    for source in [LogSource::from_path(&path), LogSource::Stdin] {
+        let why = read(&[source]).unwrap_err().to_string();
+        assert!(why.contains("can be read only once: give a file"), "{why}");
     }
 }
 
@@ -325,91 +168,41 @@ fn with_max_in_flight_no_limit_of_the_result_is_off() {
             r#"{{"at_ms":{at},"method":"POST","url":"/api/v1/pods","user":"alice","service_ms":5}}"#
         ) + "\n"
     });
-    let log = LogFile::new(&lines.collect::<String>()).read();
+    let file = LogFile::new(&lines.collect::<String>());
+    let log = file.read();
     let mut configured = policies("flags", TODAY.total());
     configured.limits.concurrency = ConcurrencyPolicy::MaxInFlight(MaxInFlightConfig {
         read_only: TODAY.max_requests_inflight.into(),
         mutating: TODAY.max_mutating_requests_inflight.into(),
     });
-    let request = SearchRequest {
-        policies: &configured,
-        flags: TODAY,
-        objectives: &[Objective::parse("rejected(level=mutating) = 0").unwrap()],
-        shares: SharesSearch::Configured,
-        resamples: 0,
-        model: trial_model(),
-    };
-    let report = search(&log, &request).unwrap();
-    let flags = report.found.unwrap().totals.flags;
+    let report = run_under(&configured, &log, &["rejected(level=mutating) = 0"]).unwrap();
+    let InFlightFlags {
+        max_requests_inflight,
+        max_mutating_requests_inflight,
+    } = report.found.unwrap().flags;
     assert_eq!(
-        (
-            flags.max_requests_inflight,
-            flags.max_mutating_requests_inflight
-        ),
+        (max_requests_inflight, max_mutating_requests_inflight),
         (1, 1)
     );
     assert!(report.tried.iter().all(|tried| tried.total > 1));
 }
 
 #[test]
-fn drawn_logs_without_requests_of_the_objectives_say_nothing() {
-    // The only minute of a user is left out of some drawn logs.
-    let reports = (0..20).map(|n| {
-        let line = format!(
-            r#"{{"at_ms":1,"method":"GET","url":"/api/v1/pods","user":"u{n}","service_ms":5}}"#
-        );
-        let log = LogFile::new(&(line + "\n")).read();
-        run(
-            &log,
-            &[&format!("rejected(user=u{n}) = 0")],
-            SharesSearch::Configured,
-            1,
-        )
-    });
-    let is_unknown = |report: &SearchReport| {
-        let resampled = report.found.as_ref().unwrap().resampled.unwrap();
-        resampled.of == 0
-    };
-    let report = reports.into_iter().find(is_unknown).unwrap();
-    assert_eq!(report.found.as_ref().unwrap().surer, None);
-    let text = output::render_table(&report);
-    assert!(text.contains("not known how sure: "), "{text}");
-    assert!(!text.contains("nine of ten"), "{text}");
-    // One run for the only drawn log, besides those of the search.
-    let searched = u64::try_from(report.tried.len()).unwrap() + 2;
-    assert_eq!(report.runs, searched + 1);
-}
-
-#[test]
 fn what_never_holds_is_not_found() {
-    let log = LogFile::new(&storm_log()).read();
-    let report = run(&log, &["rejected = 100%"], SharesSearch::Configured, 20);
+    let file = LogFile::new(&storm_log());
+    let log = file.read();
+    let report = run(&log, &["rejected = 100%"]).unwrap();
     assert_eq!(report.found, None);
-    let text = output::render_table(&report);
-    assert!(
-        text.contains("The objectives hold at no total up to 131072"),
-        "{text}"
-    );
-    assert!(
-        output::render_yaml(&report)
-            .lines()
-            .all(|line| line.starts_with('#'))
-    );
+    let text = search::render(&report);
+    let expected = "The objectives hold at no total up to 131072";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]
 fn an_objective_about_no_request_is_an_error() {
-    let log = LogFile::new(&storm_log()).read();
-    let objectives = [Objective::parse("rejected(schema=system-node) = 0").unwrap()];
-    let request = SearchRequest {
-        policies: &policies("flags", 600),
-        flags: TODAY,
-        objectives: &objectives,
-        shares: SharesSearch::Configured,
-        resamples: 0,
-        model: trial_model(),
-    };
-    let why = search(&log, &request).unwrap_err().to_string();
+    let file = LogFile::new(&storm_log());
+    let log = file.read();
+    let why = run(&log, &["rejected(schema=system-node) = 0"]).unwrap_err();
     assert_eq!(
         why,
         "--search 'rejected(schema=system-node) = 0': no request of the log has the schema \"system-node\", so it would hold \
@@ -419,7 +212,8 @@ fn an_objective_about_no_request_is_an_error() {
 
 #[test]
 fn a_group_is_measured_by_the_requests_of_its_users() {
-    let log = LogFile::new(&storm_log()).read();
+    let file = LogFile::new(&storm_log());
+    let log = file.read();
     let same = [
         [
             "wait_p99(group=devs) < 20ms",
@@ -432,40 +226,29 @@ fn a_group_is_measured_by_the_requests_of_its_users() {
         ["rejected(group=system:authenticated) = 0", "rejected = 0"],
     ];
     for objectives in same {
-        let report = run(&log, &objectives, SharesSearch::Configured, 0);
+        let report = run(&log, &objectives).unwrap();
         let [by_group, other] = &report.objectives[..] else {
             panic!("{report:?}");
         };
         assert_eq!(by_group.configured, other.configured, "{objectives:?}");
         assert_eq!(by_group.found, other.found, "{objectives:?}");
     }
-    let request = SearchRequest {
-        policies: &policies("flags", 600),
-        flags: TODAY,
-        objectives: &[Objective::parse("rejected(group=dev) = 0").unwrap()],
-        shares: SharesSearch::Configured,
-        resamples: 0,
-        model: trial_model(),
-    };
-    let why = search(&log, &request).unwrap_err().to_string();
+    let why = run(&log, &["rejected(group=dev) = 0"]).unwrap_err();
     let known = "there are requests of \"devs\", \"system:authenticated\", \"system:nodes\"";
     assert!(why.contains(known), "{why}");
 }
 
 #[test]
-fn searches_are_the_golden_ones() {
-    let log = LogFile::new(&storm_log()).read();
+fn a_search_is_the_golden_one() {
+    let file = LogFile::new(&storm_log());
+    let log = file.read();
     let objectives = [
         "wait_p99(level=global-default) < 20ms",
         "rejected(user=bob) = 0",
     ];
-    let report = run(&log, &objectives, SharesSearch::ForSmallerTotal, 6);
-    assert_golden("search.txt", &output::render_table(&report));
-    assert_golden("search.yaml", &output::render_yaml(&report));
+    let report = run(&log, &objectives).unwrap();
+    assert_golden("search.txt", &search::render(&report));
     let value: Value = serde_json::to_value(&report).unwrap();
     let text = serde_json::to_string_pretty(&value).unwrap() + "\n";
     assert_golden("search.json", &text);
-    let report = run_at(FEW, &log, &objectives, SharesSearch::AtSameTotal, 6);
-    assert_golden("shares.txt", &output::render_table(&report));
-    assert_golden("shares.yaml", &output::render_yaml(&report));
 }

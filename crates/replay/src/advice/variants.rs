@@ -1,7 +1,4 @@
-//! Policies that differ from those of a configuration in the total concurrency or in the shares of
-//! priority levels. Pure.
-
-use std::collections::BTreeMap;
+//! Policies that differ from those of a configuration in the total concurrency or in objects. Pure.
 
 use crate::simulation::ReplayedPolicies;
 use weir_explain::explainer::ConcurrencyPolicy;
@@ -72,43 +69,6 @@ pub fn with_total(
         }
     }
     policies
-}
-
-/// The shares of the priority levels that are limited, by name. Empty with max-in-flight.
-#[must_use]
-pub fn shares_of(policies: &ReplayedPolicies) -> BTreeMap<String, i32> {
-    let limited = objects_of(policies).iter().filter_map(|object| {
-        let Object::PriorityLevelConfiguration(level) = object else {
-            return None;
-        };
-        let shares = level.spec.limited.as_ref()?.nominal_concurrency_shares;
-        Some((level.metadata.name.clone(), shares))
-    });
-    limited.collect()
-}
-
-/// The policies with these shares. Levels that are not named keep theirs.
-#[must_use]
-pub fn with_shares(
-    policies: &ReplayedPolicies,
-    shares: &BTreeMap<String, i32>,
-) -> ReplayedPolicies {
-    let mut policies = policies.clone();
-    if let ConcurrencyPolicy::Fairness { objects, .. } = &mut policies.limits.concurrency {
-        for object in objects {
-            set_shares(object, shares);
-        }
-    }
-    policies
-}
-
-fn set_shares(object: &mut Object, shares: &BTreeMap<String, i32>) {
-    if let Object::PriorityLevelConfiguration(level) = object
-        && let Some(limited) = &mut level.spec.limited
-        && let Some(shares) = shares.get(&level.metadata.name)
-    {
-        limited.nominal_concurrency_shares = *shares;
-    }
 }
 
 /// The flow schemas and priority levels. Empty with max-in-flight.

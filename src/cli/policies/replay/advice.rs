@@ -4,56 +4,37 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use crate::cli::flags::ServeArgs;
 use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::{CommandError, to_json};
-use weir_explain::explainer::ConcurrencyPolicy;
 use weir_replay::advice::objective::Objective;
 use weir_replay::advice::repeatable_log::RepeatableLog;
-use weir_replay::advice::search::find::{SearchRequest, SharesSearch, search};
-use weir_replay::advice::search::output;
+use weir_replay::advice::search;
+use weir_replay::advice::search::{SearchRequest, search};
 use weir_replay::advice::suggest::find::suggest;
 use weir_replay::advice::suggest::output as suggested;
 use weir_replay::advice::suggest::settings::KeptSettings;
-use weir_replay::advice::trials::TrialModel;
 use weir_replay::advice::variants::InFlightFlags;
 use weir_replay::simulation::ReplayedPolicies;
 
 /// What is advised.
 #[derive(Args, Clone, Debug)]
 pub(super) struct AdviceOptions {
-    /// Look for the smallest total concurrency at which this holds, such as 'rejected(schema=system-nodes) = 0' or
+    /// Look for the smallest total concurrency at which this holds, for the log and for each fifth of it alone, such as 'rejected(schema=system-nodes) = 0' or
     /// 'wait_p99(level=workload-low) < 100ms'; can be repeated. Measures: rejected (a count or a percentage), wait_p50, wait_p90,
     /// wait_p99, wait_max. Selectors: level, schema, user, group, user-agent, or none for all requests.
     #[arg(long, value_name = "OBJECTIVE", value_parser = Objective::parse, conflicts_with = "compare")]
     search: Vec<Objective>,
-    /// With --search: also look for shares of priority levels, with which it holds at a smaller total (smaller-total, if no value is
-    /// given), or for those with which it holds at the configured total and that change the least (same-total).
-    #[arg(long, value_name = "TOTAL", requires = "search", value_enum, num_args = 0..=1, require_equals = true,
-        default_missing_value = "smaller-total")]
-    search_shares: Option<SharesTotal>,
-    /// With --search: in how many logs that are drawn from this one the result is tried, to say how sure it is.
-    #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
-    search_resamples: u32,
-    /// Print FlowSchemas, PriorityLevelConfigurations, shares, event limits and client limits for this cluster as YAML, with
-    /// the reasons in comments.
+    /// Print a priority level for a user that makes others wait, and client limits for this cluster as YAML, with the reasons in
+    /// comments.
     #[arg(long, conflicts_with_all = ["compare", "search"])]
     suggest: bool,
-    /// With --suggest: also write them to this folder, as flowcontrol.yaml (what changes, for kubectl apply), event-rate-limit.yaml and
-    /// weir.yaml, which names the others and can be given to --compare. Those of an earlier suggestion are replaced or removed.
+    /// With --suggest: also write them to this folder, as flowcontrol.yaml (what changes, for kubectl apply) and weir.yaml, which names
+    /// it and can be given to --compare. Those of an earlier suggestion are replaced or removed.
     #[arg(long, value_name = "DIR", requires = "suggest")]
     suggest_dir: Option<PathBuf>,
-}
-
-/// At which total shares are looked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum SharesTotal {
-    /// At a smaller total than is needed with the configured shares.
-    SmallerTotal,
-    /// At the configured total.
-    SameTotal,
 }
 
 impl AdviceOptions {
@@ -70,8 +51,6 @@ pub(super) struct Advised<'a> {
     pub(super) policies: &'a ReplayedPolicies,
     /// Their settings.
     pub(super) settings: KeptSettings,
-    /// The assumptions.
-    pub(super) model: TrialModel,
     /// How it is printed.
     pub(super) output: ReplayFormat,
 }
@@ -85,7 +64,6 @@ pub(super) fn kept_settings(serve: &ServeArgs) -> KeptSettings {
         max_mutating_requests_inflight: limits.max_mutating_requests_inflight,
     });
     settings.event_groups = limits.event_rate_limit_groups.into();
-    settings.event_retry_after = limits.event_rate_limit_retry_after;
     settings.keep(serve.proxy.origin.given.clone());
     let files = [
         (
@@ -111,7 +89,7 @@ pub(super) fn render(
     advised: &Advised<'_>,
 ) -> Result<String, CommandError> {
     if advised.output == ReplayFormat::Html {
-        let message = "--output html: --search and --suggest print a table, json or yaml";
+        let message = "--output html: --search and --suggest print text or json";
         return Err(CommandError::Usage(message.to_owned()));
     }
     if options.suggest {
@@ -125,7 +103,7 @@ fn render_suggestion(
     log: &RepeatableLog,
     advised: &Advised<'_>,
 ) -> Result<String, CommandError> {
-    let report = suggest(log, advised.policies, &advised.settings, advised.model);
+    let report = suggest(log, advised.policies, &advised.settings);
     let report = report.map_err(|why| CommandError::Startup(why.to_string()))?;
     if let Some(folder) = &options.suggest_dir {
         // A --config file names other files from the folder in which weir runs, so from the root here.
@@ -183,29 +161,20 @@ fn render_search(
         let message = "--search: there is no limit with --max-requests-inflight=0 and --max-mutating-requests-inflight=0";
         return Err(CommandError::Usage(message.to_owned()));
     }
-    let limits = &advised.policies.limits.concurrency;
-    if options.search_shares.is_some() && matches!(limits, ConcurrencyPolicy::MaxInFlight(_)) {
-        let message =
-            "--search-shares: there are no shares with --enable-priority-and-fairness=false";
+    if advised.output == ReplayFormat::Yaml {
+        let message = "--output yaml: --search has no objects to print";
         return Err(CommandError::Usage(message.to_owned()));
     }
     let request = SearchRequest {
+        log,
         policies: advised.policies,
         flags: advised.settings.flags,
         objectives: &options.search,
-        shares: match options.search_shares {
-            None => SharesSearch::Configured,
-            Some(SharesTotal::SmallerTotal) => SharesSearch::ForSmallerTotal,
-            Some(SharesTotal::SameTotal) => SharesSearch::AtSameTotal,
-        },
-        resamples: options.search_resamples,
-        model: advised.model,
     };
-    let found = search(log, &request).map_err(|why| CommandError::Startup(why.to_string()))?;
+    let found = search(request).map_err(|why| CommandError::Startup(why.to_string()))?;
     match advised.output {
-        ReplayFormat::Table | ReplayFormat::Html => Ok(output::render_table(&found)),
-        ReplayFormat::Yaml => Ok(output::render_yaml(&found)),
         ReplayFormat::Json => to_json(&found),
+        ReplayFormat::Table | ReplayFormat::Html | ReplayFormat::Yaml => Ok(search::render(&found)),
     }
 }
 
@@ -221,13 +190,17 @@ mod tests {
             fs::write(folder.join(name), "old").unwrap();
         }
         let files = [(suggested::CONFIG_FILE, "new".to_owned())];
-        write_files(folder, &files, &|name| name == suggested::EVENTS_FILE).unwrap();
+        write_files(folder, &files, &|name| name == suggested::UNCHANGED_FILE).unwrap();
         let names = fs::read_dir(folder).unwrap();
         let mut names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(
             names,
-            [suggested::EVENTS_FILE, "own.yaml", suggested::CONFIG_FILE]
+            [
+                suggested::UNCHANGED_FILE,
+                "own.yaml",
+                suggested::CONFIG_FILE
+            ]
         );
         assert_eq!(
             fs::read_to_string(folder.join(suggested::CONFIG_FILE)).unwrap(),

@@ -11,6 +11,6 @@ pub(super) enum ReplayFormat {
     Json,
     /// For people.
     Table,
-    /// With --search and --suggest: the objects that change, ready to be applied, and what was found in comments.
+    /// With --suggest: the objects that change, ready to be applied, and what was found in comments.
     Yaml,
 }

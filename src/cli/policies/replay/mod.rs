@@ -26,7 +26,6 @@ use crate::observe::status::page;
 use weir_base::clock::Clock;
 use weir_replay::advice::repeatable_log::RepeatableLog;
 use weir_replay::advice::suggest::settings::KeptSettings;
-use weir_replay::advice::trials::TrialModel;
 use weir_replay::reader::input::LogSource;
 use weir_replay::reader::merge::ReadOptions;
 use weir_replay::report::html::origin::PageOrigin;
@@ -168,7 +167,7 @@ fn replay_and_print(
     }
     if options.output == ReplayFormat::Yaml {
         return Err(CommandError::Usage(
-            "--output yaml: expected --search or --suggest, too; without them there are no objects to print"
+            "--output yaml: expected --suggest, too; without it there are no objects to print"
                 .to_owned(),
         ));
     }
@@ -248,14 +247,11 @@ fn replay_for_advice(
     let advised = Advised {
         policies,
         settings,
-        model: TrialModel {
-            model: replay_model(options),
-            base: Clock.now(),
-        },
         output: options.output,
     };
     let text = with_progress(sources, options, |read| {
-        let log = RepeatableLog::read(sources, read, policies);
+        let model = replay_model(options);
+        let log = RepeatableLog::read(sources, read, policies, model, Clock.now());
         let log = log.map_err(|why| CommandError::Startup(why.to_string()))?;
         advice::render(&options.advice, &log, &advised)
     })?;

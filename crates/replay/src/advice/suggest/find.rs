@@ -3,28 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::limits::{EventAdvice, measure_rates, parse_rates};
-use super::model::{OwnLevelReport, SuggestReport, UnusedReport};
+use super::limits;
+use super::limits::LoggedRates;
+use super::model::{OwnLevelReport, SuggestReport};
 use super::own_level::{
     Candidate, NoOwnLevel, OwnLevel, by_level, candidates, is_control_plane, own_level, subject,
 };
 use super::settings::KeptSettings;
-use crate::advice::repeatable_log::RepeatableLog;
-use crate::advice::trials::{Trial, TrialModel, run_one, run_trials};
+use crate::advice::repeatable_log::{RepeatableLog, Trial};
 use crate::advice::variants::{changed_objects, is_same, objects_of, without_identity};
 use crate::reader::merge::ReadError;
 use crate::report::loss::GroupLoss;
-use crate::run::report;
-use crate::simulation::measure::{GroupKind, MeasuredUsage};
-use crate::simulation::{ReplayedPolicies, Simulation, SimulationOutcome};
+use crate::simulation::measure::MeasuredUsage;
+use crate::simulation::{ReplayedPolicies, SimulationOutcome};
 use weir_explain::explainer::ConcurrencyPolicy;
 use weir_flowcontrol::bootstrap;
 use weir_flowcontrol::bootstrap::BootstrapClass;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::{Object, to_manifest};
-
-/// The most levels that are suggested: operators shall understand each.
-const MAX_OWN_LEVELS: usize = 4;
 
 /// The parts of a level's shares that a level of a user's own is tried with.
 const PARTS: [i32; 3] = [2, 4, 8];
@@ -41,7 +37,6 @@ const MOST_HARM: f64 = 0.1;
 /// A run with the usage of schemas.
 struct UsageRun {
     usage: Vec<MeasuredUsage>,
-    schemas: Vec<String>,
     outcome: SimulationOutcome,
 }
 
@@ -63,201 +58,129 @@ pub fn suggest(
     log: &RepeatableLog,
     policies: &ReplayedPolicies,
     settings: &KeptSettings,
-    model: TrialModel,
 ) -> Result<SuggestReport, ReadError> {
-    let configured = run(log, policies, model)?;
+    let configured = run(log, policies)?;
     let users = users_of(log);
     let control_plane = control_plane_users(&users);
     let mut notes: Vec<String> = nameless_users(&users).into_iter().collect();
-    let looked_for = OwnLevelSearch {
-        log,
-        model,
-        users: &users,
-        control_plane: &control_plane,
+    let candidates = candidates(&by_level(&configured.usage), &control_plane);
+    let before = by_user(&configured.outcome);
+    let best = best_own_level(log, policies, &candidates, &users, &before, &mut notes)?;
+    let (own_level, mut suggested) = match best {
+        Some((own_level, policies)) => (Some(own_level), policies),
+        None => (None, policies.clone()),
     };
-    let (own_levels, mut suggested) = looked_for.own_levels(policies, &configured, &mut notes)?;
     "suggested".clone_into(&mut suggested.name);
+    notes.extend(losing_levels(&configured, own_level.as_ref()));
 
-    let rates = measure_rates(log, settings.event_groups)?;
     let limits = &policies.limits.rates;
-    let heavy = own_levels.iter();
-    let heavy: Vec<_> = heavy
-        .map(|own| (own.name.as_str(), own.user.as_str()))
-        .collect();
-    let mut client_limits = if limits.clients.is_empty() {
-        rates.client_limits(&heavy, &control_plane)
-    } else {
-        notes.push(
-            "The configuration has clientLimits: they are kept, and none are suggested.".to_owned(),
-        );
-        Vec::new()
-    };
-    let events = if limits.events.is_none() {
-        let may_have_rules = limits.clients.is_empty();
-        rates.event_advice(log, settings.event_groups, &control_plane, may_have_rules)?
-    } else {
-        notes.push(
-            "The configuration has event limits: they are kept, and none are suggested.".to_owned(),
-        );
-        EventAdvice::default()
-    };
-    client_limits.extend(events.rules);
-    let event_limits = events.limits;
-    notes.extend(heavy_user_agent(&configured));
-    let parsed = parse_rates(event_limits.as_ref(), &client_limits, settings);
-    let to = &mut suggested.limits.rates;
-    if event_limits.is_some() {
-        to.events = parsed.events;
+    let mut client_limits = Vec::new();
+    if limits.clients.is_empty() {
+        let rates = LoggedRates::measure(log, settings.event_groups, &control_plane)?;
+        let culprit = own_level.as_ref().map(|own| &*own.user);
+        client_limits = rates.client_rules(culprit);
+        if limits.events.is_none() {
+            let (rules, reasons) = rates.event_rules();
+            client_limits.extend(rules);
+            notes.extend(reasons);
+        }
+        suggested.limits.rates.clients = limits::parse(&client_limits);
     }
-    if !client_limits.is_empty() {
-        to.clients = parsed.clients;
-    }
-    let last = run(log, &suggested, model)?;
-    let protected = protected_users(&configured, &last, &own_levels);
-    let never_reached = never_reached(policies, &configured);
-    let outcomes = vec![configured.outcome, last.outcome];
-    let replayed = report(log.summary(), log.options(), model.model, outcomes);
+    let kept = [
+        (!limits.clients.is_empty(), "clientLimits"),
+        (limits.events.is_some(), "event limits"),
+    ];
+    let kept = kept.into_iter().filter(|(is_kept, _)| *is_kept);
+    notes.extend(kept.map(|(_, what)| {
+        format!("The configuration has {what}: they are kept, and none are suggested.")
+    }));
+    let last = run(log, &suggested)?;
+    let protected = match &own_level {
+        None => Vec::new(),
+        Some(own) => protected_users(&configured, &last, &own.user),
+    };
+    let replayed = log.report(vec![configured.outcome, last.outcome]);
     Ok(SuggestReport {
         input: replayed.input,
         model: replayed.model,
-        own_levels,
+        own_level,
         objects: manifests(&changed_objects(policies, &suggested)),
         unchanged: manifests(&unchanged_objects(policies, &suggested)),
         notes,
-        never_reached,
-        event_limits,
-        event_reasons: events.reasons,
         client_limits,
-        rate_costs: rates.costs(),
         protected,
         changes: replayed.changes,
     })
 }
 
-fn run(
-    log: &RepeatableLog,
-    policies: &ReplayedPolicies,
-    model: TrialModel,
-) -> Result<UsageRun, ReadError> {
-    let mut simulation = run_one(log, model, policies)?;
-    let usage = simulation.usage();
+fn run(log: &RepeatableLog, policies: &ReplayedPolicies) -> Result<UsageRun, ReadError> {
+    let mut simulation = log.run_one(policies)?;
     Ok(UsageRun {
-        usage,
-        schemas: simulation.names_with_requests(GroupKind::Schema),
+        usage: simulation.usage(),
         outcome: simulation.finish(),
     })
 }
 
-/// Where levels of their own are looked for.
-#[derive(Clone, Copy)]
-struct OwnLevelSearch<'l> {
-    log: &'l RepeatableLog,
-    model: TrialModel,
-    users: &'l [Arc<UserInfo>],
-    control_plane: &'l BTreeSet<String>,
-}
-
-impl OwnLevelSearch<'_> {
-    /// Levels of their own, one after the other, as long as one helps; and the policies with them.
-    fn own_levels(
-        &self,
-        policies: &ReplayedPolicies,
-        configured: &UsageRun,
-        notes: &mut Vec<String>,
-    ) -> Result<(Vec<OwnLevelReport>, ReplayedPolicies), ReadError> {
-        let (mut reports, mut policies) = (Vec::new(), policies.clone());
-        let mut usage = configured.usage.clone();
-        let mut users = by_user(&configured.outcome);
-        while reports.len() < MAX_OWN_LEVELS {
-            let levels = by_level(&usage);
-            let candidates = candidates(&levels, self.control_plane);
-            let best = self.best_own_level(&policies, &candidates, &users, notes)?;
-            let Some((report, better)) = best else {
-                break;
-            };
-            reports.push(report);
-            policies = better;
-            let run = run(self.log, &policies, self.model)?;
-            (users, usage) = (by_user(&run.outcome), run.usage);
-        }
-        for (name, level) in by_level(&usage) {
-            let is_own = reports.iter().any(|own: &OwnLevelReport| own.name == name);
-            let (rejected, wait_s) = level.loss();
-            if let (Some((user, percent)), false) = (level.harmless(), is_own) {
-                notes.push(format!(
-                "{user} takes {percent:.0} % of the seat-seconds of {name}, and no request of others is rejected or waits \
-                 there: no level of its own."
-            ));
-            } else if !is_own && (rejected > 0 || wait_s >= 1.0) {
-                notes.push(format!(
-                "In {name} {rejected} requests are rejected, and requests wait for {wait_s:.1} s together; no level of its \
-                 own for a user would help the others by half. More seats may: --search 'rejected(level={name}) = 0'."
-            ));
-            }
-        }
-        Ok((reports, policies))
-    }
-
-    /// The level of its own that helps most. `None`: none helps enough.
-    fn best_own_level(
-        &self,
-        policies: &ReplayedPolicies,
-        candidates: &[Candidate],
-        before: &BTreeMap<String, GroupLoss>,
-        notes: &mut Vec<String>,
-    ) -> Result<Option<(OwnLevelReport, ReplayedPolicies)>, ReadError> {
-        let mut variants = Vec::new();
-        for candidate in candidates {
-            for part in PARTS {
-                match own_level(objects_of(policies), candidate, self.users, part) {
-                    Ok(own) => {
-                        let with = with_objects(policies, own.objects.clone());
-                        variants.push((candidate, own, with));
-                    }
-                    Err(why) => {
-                        let note = no_own_level(candidate, why);
-                        notes.extend(note.filter(|note| !notes.contains(note)));
-                    }
+/// The level of its own that helps most. `None`: none helps enough.
+fn best_own_level(
+    log: &RepeatableLog,
+    policies: &ReplayedPolicies,
+    candidates: &[Candidate],
+    users: &[Arc<UserInfo>],
+    before: &BTreeMap<String, GroupLoss>,
+    notes: &mut Vec<String>,
+) -> Result<Option<(OwnLevelReport, ReplayedPolicies)>, ReadError> {
+    let mut variants = Vec::new();
+    for candidate in candidates {
+        for part in PARTS {
+            match own_level(objects_of(policies), candidate, users, part) {
+                Ok(own) => {
+                    let with = with_objects(policies, own.objects.clone());
+                    variants.push((candidate, own, with));
+                }
+                Err(why) => {
+                    let note = no_own_level(candidate, why);
+                    notes.extend(note.filter(|note| !notes.contains(note)));
                 }
             }
         }
-        let trials = variants.iter().map(|(_, _, policies)| Trial {
-            policies,
-            resample: None,
-        });
-        let trials: Vec<Trial<'_>> = trials.collect();
-        let finish = |simulation: Simulation| by_user(&simulation.finish());
-        let outcomes = run_trials(self.log, self.model, &trials, finish)?;
-        drop(trials);
-        let mut best: Option<(f64, OwnLevelReport, ReplayedPolicies)> = None;
-        for ((candidate, own, policies), after) in variants.into_iter().zip(outcomes) {
-            let effect = effect(&candidate.user, before, &after);
-            let lost = weir_kubernetes::numeric::to_f64(candidate.others_rejected)
-                + candidate.others_wait_s;
-            let helps = effect.gain >= LEAST_GAIN * lost && effect.harm <= MOST_HARM * effect.gain;
-            // What it costs the user itself counts a little, so that it keeps as much as it can.
-            let score = effect.gain - effect.harm + 0.1 * effect.own_gain;
-            if helps && best.as_ref().is_none_or(|(most, ..)| score > *most) {
-                best = Some((score, own_level_report(candidate, &own, effect), policies));
-            }
-        }
-        Ok(best.map(|(_, report, policies)| (report, policies)))
     }
+    let trials = variants.iter().map(|(_, _, policies)| Trial {
+        policies,
+        part: None,
+    });
+    let trials: Vec<Trial<'_>> = trials.collect();
+    let outcomes = log.run(&trials, |simulation| by_user(&simulation.finish()))?;
+    drop(trials);
+    let mut best: Option<(f64, OwnLevelReport, ReplayedPolicies)> = None;
+    for ((candidate, own, policies), after) in variants.into_iter().zip(outcomes) {
+        let effect = effect(&candidate.user, before, &after);
+        let lost =
+            weir_kubernetes::numeric::to_f64(candidate.others_rejected) + candidate.others_wait_s;
+        let helps = effect.gain >= LEAST_GAIN * lost && effect.harm <= MOST_HARM * effect.gain;
+        // What it costs the user itself counts a little, so that it keeps as much as it can.
+        let score = effect.gain - effect.harm + 0.1 * effect.own_gain;
+        if helps && best.as_ref().is_none_or(|(most, ..)| score > *most) {
+            best = Some((score, own_level_report(candidate, &own, effect), policies));
+        }
+    }
+    Ok(best.map(|(_, report, policies)| (report, policies)))
 }
 
-/// Says so if one user agent takes most of all seat-seconds.
-fn heavy_user_agent(run: &UsageRun) -> Option<String> {
-    let run = &run.outcome.run;
-    let agents = run.user_agents.top.iter();
-    let most = agents.max_by(|a, b| a.seat_seconds.total_cmp(&b.seat_seconds))?;
-    let percent = 100.0 * most.seat_seconds / run.total.seat_seconds.max(f64::MIN_POSITIVE);
-    (run.user_agents.count > 1 && percent > 50.0).then(|| {
-        format!(
-            "The user agent {} takes {percent:.0} % of all seat-seconds. No schema matches user agents: give its clients \
-             a user of their own, or limit each with client: user+userAgent in clientLimits.",
-            most.name
-        )
-    })
+/// The levels in which requests wait or are rejected, and that keep all of their shares.
+fn losing_levels(run: &UsageRun, own: Option<&OwnLevelReport>) -> Vec<String> {
+    let levels = by_level(&run.usage).into_iter();
+    let notes = levels.filter_map(|(name, level)| {
+        let (rejected, wait_s) = level.loss();
+        let is_helped = own.is_some_and(|own| own.level == name);
+        (!is_helped && (rejected > 0 || wait_s >= 1.0)).then(|| {
+            format!(
+                "In {name} {rejected} requests are rejected, and requests wait for {wait_s:.1} s together. No level of its \
+                 own for a user there is suggested. More seats may help: --search 'rejected(level={name}) = 0'."
+            )
+        })
+    });
+    notes.collect()
 }
 
 fn by_user(outcome: &SimulationOutcome) -> BTreeMap<String, GroupLoss> {
@@ -319,17 +242,13 @@ fn with_objects(policies: &ReplayedPolicies, objects: Vec<Object>) -> ReplayedPo
     policies
 }
 
-/// The users who lost something, but for those with levels of their own, and are no worse with all that
+/// The users who lost something, but for the one with a level of its own, and are no worse with all that
 /// is suggested. This is promised, so it is what the last replay says.
-fn protected_users(before: &UsageRun, after: &UsageRun, own: &[OwnLevelReport]) -> Vec<String> {
-    if own.is_empty() {
-        return Vec::new();
-    }
+fn protected_users(before: &UsageRun, after: &UsageRun, own: &str) -> Vec<String> {
     let after = by_user(&after.outcome);
     let users = before.outcome.users.iter().filter(|(user, first)| {
         let then = after.get(user).copied().unwrap_or_default();
-        let is_heavy = own.iter().any(|own| own.user == *user);
-        !is_heavy
+        user != own
             && loss(first) > TOLERANCE_S
             && then.rejected <= first.rejected
             && loss(&then) <= loss(first)
@@ -337,41 +256,9 @@ fn protected_users(before: &UsageRun, after: &UsageRun, own: &[OwnLevelReport]) 
     users.map(|(user, _)| user.clone()).collect()
 }
 
-/// The schemas and levels that no request reaches.
-fn never_reached(policies: &ReplayedPolicies, run: &UsageRun) -> Vec<UnusedReport> {
-    let mut unused = Vec::new();
-    for object in objects_of(policies) {
-        let name = &object.metadata().name;
-        let levels = &run.outcome.run.levels;
-        let level = levels.iter().find(|level| level.requests.name == *name);
-        let (is_reached, seats) = match object {
-            Object::FlowSchema(_) => (run.schemas.contains(name), None),
-            Object::PriorityLevelConfiguration(_) => (
-                level.is_some_and(|level| level.requests.arrivals > 0),
-                level.map(|level| (level.nominal_seats, level.min_seats)),
-            ),
-        };
-        if !is_reached {
-            unused.push(UnusedReport {
-                kind: object.kind(),
-                name: name.clone(),
-                built_in: is_built_in_name(object),
-                seats: seats.map(|(nominal, _)| nominal),
-                lendable_seats: seats.map(|(nominal, least)| nominal.saturating_sub(least)),
-            });
-        }
-    }
-    unused.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
-    unused
-}
-
 fn built_in() -> impl Iterator<Item = &'static Object> {
     let classes = [BootstrapClass::Mandatory, BootstrapClass::Suggested];
     classes.into_iter().flat_map(bootstrap::objects)
-}
-
-fn is_built_in_name(object: &Object) -> bool {
-    built_in().any(|other| is_same(other, object))
 }
 
 /// The objects of the configuration that stay as they are and are not as kube-apiserver makes them

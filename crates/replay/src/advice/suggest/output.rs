@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::model::{OwnLevelReport, SuggestReport, UnusedReport};
+use super::model::{OwnLevelReport, SuggestReport};
 use super::settings::KeptSettings;
 use crate::advice::variants::AUTOUPDATE;
 use weir_kubernetes::encoding::yaml::{comment, write_value};
@@ -16,13 +16,11 @@ const MAX_LISTED: usize = 10;
 pub const OBJECTS_FILE: &str = "flowcontrol.yaml";
 /// The file of those that stay as they are, for weir alone.
 pub const UNCHANGED_FILE: &str = "flowcontrol-unchanged.yaml";
-/// The file of event limits.
-pub const EVENTS_FILE: &str = "event-rate-limit.yaml";
 /// The `--config` file with the client limits, which names the others.
 pub const CONFIG_FILE: &str = "weir.yaml";
 
 /// The names of all files that a suggestion may have.
-pub const FILES: [&str; 4] = [OBJECTS_FILE, UNCHANGED_FILE, EVENTS_FILE, CONFIG_FILE];
+pub const FILES: [&str; 3] = [OBJECTS_FILE, UNCHANGED_FILE, CONFIG_FILE];
 
 /// The path of a file by its name, as `--config` names it.
 pub type PathOf<'p> = &'p dyn Fn(&str) -> String;
@@ -46,11 +44,6 @@ pub fn files(
             write_value(object, 0, &mut text);
         }
         files.push((UNCHANGED_FILE, text));
-    }
-    if let Some(limits) = &report.event_limits {
-        let mut text = comment(&report.event_reasons);
-        write_value(limits, 0, &mut text);
-        files.push((EVENTS_FILE, text));
     }
     files.push((CONFIG_FILE, config_file(report, settings, path_of)));
     files
@@ -85,29 +78,21 @@ pub fn summary(report: &SuggestReport) -> Vec<String> {
         input.arrivals,
         input.duration_s.round()
     )];
-    if report.own_levels.is_empty() {
-        lines.push("No user needs a priority level of its own.".to_owned());
+    match &report.own_level {
+        None => lines.push("No user needs a priority level of its own.".to_owned()),
+        Some(own) => {
+            lines.extend(own_level_reasons(own));
+            lines.push(format!(
+                "With all of this, {} users who were rejected or waited are no worse: {}",
+                report.protected.len(),
+                list(&report.protected)
+            ));
+        }
     }
-    for own in &report.own_levels {
-        lines.extend(own_level_reasons(own));
-    }
-    if !report.own_levels.is_empty() {
-        let listed = list(&report.protected);
-        lines.push(format!(
-            "With all of this, {} users who were rejected or waited are no worse: {listed}",
-            report.protected.len()
-        ));
-    }
-    lines.extend(report.notes.iter().chain(&report.event_reasons).cloned());
-    lines.extend(doubts(report));
-    lines.extend(never_reached(&report.never_reached));
+    lines.extend(report.notes.iter().cloned());
+    let unfit = report.input.unfit_clients(&report.model);
+    lines.extend(unfit.map(|unfit| format!("WARNING: {unfit}")));
     lines
-}
-
-/// What makes the result doubtful.
-fn doubts(report: &SuggestReport) -> Vec<String> {
-    let doubts = report.input.unfit_clients(&report.model).into_iter();
-    doubts.map(|doubt| format!("WARNING: {doubt}")).collect()
 }
 
 fn own_level_reasons(own: &OwnLevelReport) -> Vec<String> {
@@ -135,46 +120,6 @@ fn own_level_reasons(own: &OwnLevelReport) -> Vec<String> {
     ]
 }
 
-fn never_reached(unused: &[UnusedReport]) -> Vec<String> {
-    let names = |kind: &str, built_in: bool| {
-        let of_kind = unused
-            .iter()
-            .filter(|one| one.kind == kind && one.built_in == built_in);
-        let names = of_kind.map(|one| match (one.seats, one.lendable_seats) {
-            (Some(seats), Some(lendable)) if seats > 0 => {
-                format!("{} ({seats} seats, of which it lends {lendable})", one.name)
-            }
-            _ => one.name.clone(),
-        });
-        names.collect::<Vec<_>>().join(", ")
-    };
-    let mut lines = Vec::new();
-    for (kind, built_in, what) in [
-        (
-            "FlowSchema",
-            true,
-            "Built-in schemas that no request reaches",
-        ),
-        ("FlowSchema", false, "Schemas that no request reaches"),
-        (
-            "PriorityLevelConfiguration",
-            true,
-            "Built-in levels that no request reaches",
-        ),
-        (
-            "PriorityLevelConfiguration",
-            false,
-            "Levels that no request reaches",
-        ),
-    ] {
-        let names = names(kind, built_in);
-        if !names.is_empty() {
-            lines.push(format!("{what}: {names}"));
-        }
-    }
-    lines
-}
-
 fn objects_file(report: &SuggestReport) -> String {
     let mut text = String::new();
     for object in &report.objects {
@@ -182,26 +127,22 @@ fn objects_file(report: &SuggestReport) -> String {
         let kind = object.get("kind").and_then(Value::as_str);
         let annotations = object.pointer("/metadata/annotations");
         text.push_str("---\n");
-        let own = report.own_levels.iter();
-        for own in own {
-            let reasons = match kind {
-                _ if name == Some(&own.name) && kind == Some("FlowSchema") => vec![format!(
-                    "The requests of {} that the schema {} matched, tried just before it.",
-                    own.user, own.schema
-                )],
-                _ if name == Some(&own.name) => own_level_reasons(own),
-                Some("PriorityLevelConfiguration") if name == Some(&own.level) => {
-                    let [before, _] = own.level_shares;
-                    let taken =
-                        format!("{} of its {before} shares go to {}.", own.shares, own.name);
-                    let is_kept = annotations.is_some_and(|all| all.get(AUTOUPDATE).is_some());
-                    let kept = " The annotation keeps kube-apiserver from setting them back.";
-                    vec![taken + if is_kept { kept } else { "" }]
-                }
-                _ => continue,
-            };
-            text.push_str(&comment(&reasons));
-        }
+        let reason = match (&report.own_level, kind) {
+            (Some(own), Some("FlowSchema")) if name == Some(&own.name) => vec![format!(
+                "The requests of {} that the schema {} matched, tried just before it.",
+                own.user, own.schema
+            )],
+            (Some(own), _) if name == Some(&own.name) => own_level_reasons(own),
+            (Some(own), Some("PriorityLevelConfiguration")) if name == Some(&own.level) => {
+                let [before, _] = own.level_shares;
+                let taken = format!("{} of its {before} shares go to {}.", own.shares, own.name);
+                let is_kept = annotations.is_some_and(|all| all.get(AUTOUPDATE).is_some());
+                let kept = " The annotation keeps kube-apiserver from setting them back.";
+                vec![taken + if is_kept { kept } else { "" }]
+            }
+            _ => Vec::new(),
+        };
+        text.push_str(&comment(&reason));
         write_value(object, 0, &mut text);
     }
     text
@@ -225,55 +166,33 @@ fn config_file(report: &SuggestReport, settings: &KeptSettings, path_of: PathOf<
         let given = settings.given().iter();
         config.extend(given.map(|(name, value)| (name.clone(), value.clone())));
     }
-    let has_objects = !report.objects.is_empty();
-    let has_unchanged = !report.unchanged.is_empty();
-    for (key, file, is_there) in [
-        ("flowcontrolConfig", OBJECTS_FILE, has_objects),
-        ("flowcontrolConfig", UNCHANGED_FILE, has_unchanged),
-        (
-            "eventRateLimitConfig",
-            EVENTS_FILE,
-            report.event_limits.is_some(),
-        ),
-    ] {
-        if let (true, Some(config)) = (is_there, config.as_object_mut()) {
-            let path = Value::from(path_of(file));
-            let both = config.remove(key).map(|first| json!([first, path]));
-            config.insert(key.to_owned(), both.unwrap_or(path));
-        }
+    let of_objects = [
+        (OBJECTS_FILE, &report.objects),
+        (UNCHANGED_FILE, &report.unchanged),
+    ];
+    let of_objects = of_objects.iter().filter(|(_, objects)| !objects.is_empty());
+    let paths: Vec<String> = of_objects.map(|(file, _)| path_of(file)).collect();
+    if let (false, Some(config)) = (paths.is_empty(), config.as_object_mut()) {
+        let paths = match &*paths {
+            [path] => json!(path),
+            paths => json!(paths),
+        };
+        config.insert("flowcontrolConfig".to_owned(), paths);
     }
     write_value(&config, 0, &mut text);
     if report.client_limits.is_empty() {
         return text;
     }
-    text.push_str(&comment(&rate_reasons(report)));
+    let reasons = [
+        "Each rule is for one user, at its own p99.9 of the requests in a second, with a burst that its requests of the log \
+         fit into: it would have rejected nothing, and bounds what comes on another day. Requests above it wait for up to 5 s. \
+         Begin with dryRun: true, which only counts.",
+        "Users of the control plane (system:masters, kubeadm:cluster-admins, nodes, kube-system, other names of system:) have \
+         none.",
+    ];
+    text.push_str(&comment(&reasons.map(str::to_owned)));
     write_value(&json!({"clientLimits": report.client_limits}), 0, &mut text);
     text
-}
-
-fn rate_reasons(report: &SuggestReport) -> Vec<String> {
-    let mut lines = vec![
-        "Each rule is for one user, at its own p99.9 of the requests in a second, with a burst that its requests of the log \
-         fit into: it would have rejected nothing, and bounds what comes on another day. Requests above it wait for up to 5 s. Begin with dryRun: true, which only counts."
-            .to_owned(),
-        "Users of the control plane (system:masters, kubeadm:cluster-admins, nodes, kube-system, other names of system:) have \
-         none."
-            .to_owned(),
-    ];
-    if !report.own_levels.is_empty() {
-        lines.push("Users with a level of their own are limited at their own p99.9, with a burst of a second.".to_owned());
-    }
-    lines.push(
-        "What a limit at the p99.9 of each user, with a burst of a second, would have cost:"
-            .to_owned(),
-    );
-    for cost in report.rate_costs.iter().take(MAX_LISTED) {
-        lines.push(format!(
-            "  {}: {} of {} requests rejected at {} a second (at most {})",
-            cost.user, cost.rejected, cost.requests, cost.p999_per_second, cost.most_per_second
-        ));
-    }
-    lines
 }
 
 fn list(names: &[String]) -> String {

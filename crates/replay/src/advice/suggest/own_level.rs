@@ -121,14 +121,6 @@ impl LevelUsage<'_> {
         parts
     }
 
-    /// The user with most of the seat-seconds, if others have lost nothing.
-    pub(super) fn harmless(&self) -> Option<(&str, f64)> {
-        let (user, part) = *self.heaviest().first()?;
-        let (rejected, wait_s) = self.loss_of_others(user);
-        let lost = rejected > 0 || wait_s >= LEAST_LOSS_S;
-        (part > 50.0 && self.users.len() > 1 && !lost).then_some((user, part))
-    }
-
     /// Rejected requests and seconds of waiting of all users.
     pub(super) const fn loss(&self) -> (u64, f64) {
         (self.rejected, self.wait_s)

@@ -1,4 +1,4 @@
-//! The rates of users in a log, and what rate limits would have cost them. Pure.
+//! The rates of users in a log. Pure.
 
 use std::collections::BTreeMap;
 
@@ -26,18 +26,15 @@ pub(super) struct SecondCounts {
     most: u32,
 }
 
-/// A token bucket that is full at first.
+/// A token bucket of a rate that never rejects: what it lacks at most is the burst that is needed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bucket {
-    qps: f64,
-    burst: f64,
+    qps: u32,
     /// The tokens that are missing.
     missing: f64,
     last_us: Option<i64>,
     /// The most that were missing.
-    pub(super) most_missing: f64,
-    /// The requests that found no token.
-    pub(super) rejected: u64,
+    most_missing: f64,
 }
 
 impl SecondCounts {
@@ -78,11 +75,6 @@ impl SecondCounts {
     pub(super) const fn total(&self) -> u64 {
         self.total
     }
-
-    /// The most in a second.
-    pub(super) const fn most(&self) -> u32 {
-        self.most
-    }
 }
 
 fn rounded_up(count: u32) -> u32 {
@@ -94,49 +86,38 @@ fn rounded_up(count: u32) -> u32 {
 }
 
 impl Bucket {
-    /// A bucket of this rate and capacity.
-    pub(super) fn new(limit: RateLimit) -> Self {
+    /// A bucket that is full.
+    pub(super) const fn new(qps: u32) -> Self {
         Self {
-            qps: limit.qps.into(),
-            burst: limit.burst.into(),
+            qps,
             missing: 0.0,
             last_us: None,
             most_missing: 0.0,
-            rejected: 0,
         }
     }
 
-    /// A bucket that never rejects: what it lacks at most is the capacity that is needed.
-    pub(super) fn unbounded(qps: u32) -> Self {
-        Self {
-            burst: f64::INFINITY,
-            ..Self::new(RateLimit { qps, burst: 0 })
-        }
-    }
-
-    /// Takes a token, if there is one.
+    /// Takes a token.
     pub(super) fn take(&mut self, at_us: i64) {
         let since = at_us.saturating_sub(self.last_us.unwrap_or(at_us)).max(0);
         let since = weir_kubernetes::numeric::to_f64(since.unsigned_abs()) / 1e6;
         self.last_us = Some(self.last_us.map_or(at_us, |last| last.max(at_us)));
-        self.missing = (self.missing - since * self.qps).max(0.0);
-        if self.missing + 1.0 > self.burst {
-            self.rejected += 1;
-        } else {
-            self.missing += 1.0;
-            self.most_missing = self.most_missing.max(self.missing);
-        }
+        self.missing = (self.missing - since * f64::from(self.qps)).max(0.0) + 1.0;
+        self.most_missing = self.most_missing.max(self.missing);
     }
 
-    /// The least capacity with which it would not have rejected.
+    /// The limit of this rate that would not have rejected: with the least burst, or that of a second.
     #[expect(
         clippy::as_conversions,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "saturates; it is not negative"
     )]
-    pub(super) fn needed(&self) -> u32 {
-        (self.most_missing.ceil() as u32).max(1)
+    pub(super) fn limit(&self) -> RateLimit {
+        let needed = self.most_missing.ceil() as u32;
+        RateLimit {
+            qps: self.qps,
+            burst: needed.max(self.qps),
+        }
     }
 }
 
@@ -156,7 +137,7 @@ mod tests {
             (0..requests).for_each(|_| counts.count(second * 2_000_000));
         }
         counts.end_second();
-        assert_eq!((counts.p999(), counts.most()), (7, 500));
+        assert_eq!((counts.p999(), counts.most), (7, 500));
         assert_eq!(counts.total(), 500 + 14 + 1997 * 3);
         assert_eq!(SecondCounts::default().p999(), 0);
     }
@@ -168,7 +149,7 @@ mod tests {
             counts.count(at);
         }
         counts.end_second();
-        assert_eq!((counts.total(), counts.most()), (5, 3));
+        assert_eq!((counts.total(), counts.most), (5, 3));
     }
 
     #[test]
@@ -180,16 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_rejects_what_finds_no_token() {
-        let mut bucket = Bucket::new(RateLimit { qps: 10, burst: 5 });
-        (0..8).for_each(|_| bucket.take(0));
-        assert_eq!(bucket.rejected, 3);
-        bucket.take(100_000); // one token later
-        bucket.take(100_001);
-        assert_eq!(bucket.rejected, 4);
-        let mut bucket = Bucket::unbounded(10);
+    fn a_burst_is_what_the_bucket_lacks_at_most_and_that_of_a_second_at_least() {
+        let mut bucket = Bucket::new(5);
         (0..8).for_each(|_| bucket.take(0));
         (1..=20).for_each(|n| bucket.take(n * 200_000));
-        assert_eq!((bucket.rejected, bucket.needed()), (0, 8));
+        assert_eq!(bucket.limit(), RateLimit { qps: 5, burst: 8 });
+        let mut bucket = Bucket::new(10);
+        bucket.take(0);
+        assert_eq!(bucket.limit(), RateLimit { qps: 10, burst: 10 });
     }
 }

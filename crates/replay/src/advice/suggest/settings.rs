@@ -29,21 +29,17 @@ pub struct KeptSettings {
     pub flags: InFlightFlags,
     /// `--event-rate-limit-groups`.
     pub event_groups: LimitedEventGroups,
-    /// `--event-rate-limit-retry-after`.
-    pub event_retry_after: bool,
     /// Those of [`KEPT`] that are given, by their names in a `--config` file.
     given: BTreeMap<String, Value>,
 }
 
 impl KeptSettings {
-    /// The settings of a configuration with this total. Event limits apply to all events, with
-    /// `Retry-After`.
+    /// The settings of a configuration with this total, whose event limits apply to all events.
     #[must_use]
     pub const fn new(flags: InFlightFlags) -> Self {
         Self {
             flags,
             event_groups: LimitedEventGroups::All,
-            event_retry_after: true,
             given: BTreeMap::new(),
         }
     }
