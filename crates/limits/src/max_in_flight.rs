@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use prometheus::IntGaugeVec;
 
-use crate::AdmissionAttributes;
+use crate::admission_attributes::AdmissionAttributes;
 use crate::in_flight::{InFlightMetrics, UtilizationLimits};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;

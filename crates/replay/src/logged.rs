@@ -9,6 +9,11 @@ use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 /// An entry of a log.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LogItem {
+    /// The record begins, at best together with the weir that wrote it.
+    Start {
+        /// Microseconds, as [`LoggedRequest::at_us`].
+        at_us: i64,
+    },
     /// A request.
     Request(LoggedRequest),
     /// The end of a long-running request.
@@ -201,7 +206,7 @@ impl LogItem {
     pub fn moved_to(mut self, time_us: i64) -> Self {
         match &mut self {
             Self::Request(request) => request.at_us = time_us,
-            Self::StreamEnd { at_us, .. } => *at_us = time_us,
+            Self::Start { at_us } | Self::StreamEnd { at_us, .. } => *at_us = time_us,
         }
         self
     }
@@ -211,7 +216,7 @@ impl LogItem {
     pub const fn at_us(&self) -> i64 {
         match self {
             Self::Request(request) => request.at_us,
-            Self::StreamEnd { at_us, .. } => *at_us,
+            Self::Start { at_us } | Self::StreamEnd { at_us, .. } => *at_us,
         }
     }
 }

@@ -121,7 +121,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::AdmissionAttributes;
+    use crate::admission_attributes::AdmissionAttributes;
     use crate::rate::clients::config::{
         ClientDistinguisher, ClientLimitResponse, ClientLimitRule, LongRunningLimits,
     };

@@ -71,6 +71,7 @@ struct OpenSource {
     requests: std::vec::IntoIter<ParsedRequest>,
     next: Option<ParsedRequest>,
     lines_before: u64,
+    record_start: Option<i64>,
 }
 
 /// The state between the files and the replay.
@@ -118,6 +119,9 @@ pub fn read_log(
             let pieces = pool.read(source, &options.progress);
             let mut opened = OpenSource::new(source, pieces.map_err(fails(source))?);
             opened.advance(&mut merge.counts.lines, options.strict)?;
+            if let Some(at_us) = opened.record_start {
+                (merge.each)(LogItem::Start { at_us });
+            }
             open.push(opened);
             continue;
         }
@@ -192,6 +196,7 @@ impl OpenSource {
             requests: Vec::new().into_iter(),
             next: None,
             lines_before: 0,
+            record_start: None,
         }
     }
 
@@ -211,6 +216,7 @@ impl OpenSource {
                 counts: more,
                 first_fault,
                 all_lines,
+                record_start,
             }) = piece
             else {
                 return Ok(());
@@ -222,6 +228,7 @@ impl OpenSource {
                 });
             }
             self.lines_before += all_lines;
+            self.record_start = self.record_start.or(record_start);
             counts.add(&more);
             self.requests = requests.into_iter();
         }

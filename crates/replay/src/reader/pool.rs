@@ -10,6 +10,7 @@ use std::{io, thread};
 
 use parking_lot::Mutex;
 
+use super::audit_event::parse_time;
 use super::input::{LogSource, Piece};
 use super::line::{LineParser, ParsedLine, ParsedRequest, Skipped};
 use crate::clients::ClientTable;
@@ -54,6 +55,8 @@ pub(super) struct ParsedPiece {
     pub(super) first_fault: Option<(u64, &'static str)>,
     /// All lines, empty ones too.
     pub(super) all_lines: u64,
+    /// When the record begins, if a line says so. Microseconds, as the times of requests.
+    pub(super) record_start: Option<i64>,
 }
 
 /// Parses pieces.
@@ -219,6 +222,8 @@ pub(super) fn parse_piece(parser: &mut LineParser, piece: &Piece) -> ParsedPiece
                     .dropped
                     .filter(|_| note.end.is_none())
                     .unwrap_or_default();
+                let start = note.start.as_deref().and_then(parse_time);
+                parsed.record_start = parsed.record_start.or(start);
                 continue;
             }
             ParsedLine::Skipped(why) => counts.count_skipped(why, is_cut),

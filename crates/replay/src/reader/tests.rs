@@ -61,7 +61,7 @@ impl ReadLog {
         self.table.extend(&mut clients);
         let requests = self.items.iter().filter_map(|item| match item {
             LogItem::Request(request) => Some(request),
-            LogItem::StreamEnd { .. } => None,
+            LogItem::Start { .. } | LogItem::StreamEnd { .. } => None,
         });
         requests
             .map(|request| {

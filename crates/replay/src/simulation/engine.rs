@@ -49,6 +49,10 @@ pub struct Simulation {
     pub(super) now: SimTime,
     pub(super) agenda: Agenda<Planned>,
     pub(super) next_adjustment: SimTime,
+    /// When the record began, if the log is one.
+    recorded_start_us: Option<i64>,
+    /// The time to the second adjustment; of the others it is [`ADJUSTMENT_PERIOD_NS`].
+    first_period_ns: u64,
     pub(super) idle_adjustments: u32,
     pub(super) table: Arc<ClientTable>,
     pub(super) clients: Vec<Arc<Client>>,
@@ -93,6 +97,8 @@ impl Simulation {
             has_begun: false,
             now: SimTime(0),
             agenda: Agenda::default(),
+            recorded_start_us: None,
+            first_period_ns: ADJUSTMENT_PERIOD_NS,
             next_adjustment: SimTime(0), // the controller adjusts when it starts
             idle_adjustments: 0,
             table: Arc::clone(table),
@@ -121,9 +127,14 @@ impl Simulation {
 
     /// Lets the next item of a log happen. One that is out of order happens now.
     pub fn offer(&mut self, item: LogItem) {
+        if let LogItem::Start { at_us } = item {
+            self.recorded_start_us = self.recorded_start_us.or(Some(at_us));
+            return;
+        }
         if !self.has_begun {
             self.has_begun = true;
             self.epoch.first_us = item.at_us();
+            self.first_period_ns = self.time_to_adjustment(item.at_us());
         }
         let at = self.log_time(item.at_us()).plus(self.paused_ns);
         self.run_until(at);
@@ -132,7 +143,19 @@ impl Simulation {
         match item {
             LogItem::StreamEnd { stream, .. } => self.end_watch(stream),
             LogItem::Request(request) => self.arrive_first(request),
+            LogItem::Start { .. } => {}
         }
+    }
+
+    /// Nanoseconds from the first item of a log to the next adjustment by the weir that was recorded:
+    /// it adjusts from its start on, which is that of its record.
+    fn time_to_adjustment(&self, first_us: i64) -> u64 {
+        let since = self
+            .recorded_start_us
+            .map(|start| first_us.saturating_sub(start));
+        let since = since.and_then(|since| u64::try_from(since).ok());
+        let into_period = since.unwrap_or_default().saturating_mul(1000) % ADJUSTMENT_PERIOD_NS;
+        ADJUSTMENT_PERIOD_NS - into_period
     }
 
     /// Pauses the log while too many requests wait for their workers: all that follows is later by
@@ -219,7 +242,8 @@ impl Simulation {
         self.now = self.now.max(self.next_adjustment);
         self.adjust_seats();
         self.idle_adjustments += 1;
-        let due = self.now.plus(ADJUSTMENT_PERIOD_NS);
+        let period = std::mem::replace(&mut self.first_period_ns, ADJUSTMENT_PERIOD_NS);
+        let due = self.now.plus(period);
         self.next_adjustment = due;
         if self.idle_adjustments >= MAX_IDLE_ADJUSTMENTS {
             let skipped = next.since(due) / ADJUSTMENT_PERIOD_NS;

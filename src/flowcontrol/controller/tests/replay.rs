@@ -48,8 +48,9 @@ impl TestLog {
         }));
     }
 
-    /// Replays it with API Priority and Fairness and this many seats.
-    fn replay(&self, seats: u32) -> RunReport {
+    /// Replays it with API Priority and Fairness and this many seats, as recorded by a weir that had
+    /// run for the time `before`.
+    fn replay(&self, seats: u32, before: Duration) -> RunReport {
         let policies = ReplayedPolicies {
             name: "test".to_owned(),
             limits: ExplainedPolicies {
@@ -63,7 +64,11 @@ impl TestLog {
             },
             rejection_hold: Duration::from_secs(1),
         };
-        let (items, model) = (self.items.clone(), ReplayModel::default());
+        let before = i64::try_from(before.as_micros()).unwrap();
+        let at_us = self.items[0].at_us() - before;
+        let items = [LogItem::Start { at_us }].into_iter();
+        let items = items.chain(self.items.clone());
+        let model = ReplayModel::default();
         simulate(items, &policies, model, &self.table, Clock.now()).run
     }
 }
@@ -91,7 +96,7 @@ async fn run_live(log: &TestLog, seats: u32, before: Duration) -> FlowOutcomes {
     log.table.extend(&mut clients);
     let requests = log.items.iter().filter_map(|item| match item {
         LogItem::Request(request) => Some(request),
-        LogItem::StreamEnd { .. } => None,
+        LogItem::Start { .. } | LogItem::StreamEnd { .. } => None,
     });
     let first = log.items[0].at_us();
     let requests = requests.map(|request| {
@@ -167,11 +172,10 @@ async fn as_many_requests_are_rejected_as_live_but_for_two_percent_where_moments
         let mut random = Rng::with_seed(seed);
         // A burst, or a minute with several adjustments of seats.
         let log = log_with_ties(&mut random, if seed % 2 == 0 { 2 } else { 9 });
-        // A multiple of 13 ms, as all times of the log. Seats are adjusted from the start of weir on, and
-        // in a replay from the first request on.
-        let before = Duration::from_millis(13 * random.u64(0..80));
+        // A multiple of 13 ms, as all times of the log, within the first period of adjustments.
+        let before = Duration::from_millis(13 * random.u64(0..769));
         let live: u64 = rejected(&run_live(&log, 30, before).await);
-        let run = log.replay(30);
+        let run = log.replay(30, before);
         assert!(live > 50, "seed {seed}: {:?}", run.total);
         let moved = |level: &LevelReport| level.least_limit < level.greatest_limit;
         assert!(run.levels.iter().any(moved), "seed {seed}: no seats moved");
@@ -202,7 +206,7 @@ async fn the_live_controller_decides_the_same_about_the_same_requests() {
             log.add(at, &user, 1 + 2 * random.u64(..9000));
         }
         let live = run_live(&log, 30, Duration::ZERO).await;
-        let run = log.replay(30);
+        let run = log.replay(30, Duration::ZERO);
         assert!(
             run.total.rejected > 2 && run.total.wait.waited > 100,
             "seed {seed}: {:?}",

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use prometheus::IntCounter;
 
-use crate::AdmissionAttributes;
+use crate::admission_attributes::AdmissionAttributes;
 use crate::rate::clients::config::{ClientDistinguisher, ClientLimitResponse, ClientLimitRule};
 use crate::rate::clients::keyed_slots::{KeyedSlotHandle, KeyedSlots};
 use crate::rate::clients::metrics::{ClientLimitMetrics, ClientRuleMetrics};
