@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Command, CommandFactory, Error, FromArgMatches, ValueEnum};
+use clap::{ArgMatches, Command, CommandFactory, Error, FromArgMatches, Id, ValueEnum};
 
 use crate::cli::check;
 use crate::cli::check::CheckOptions;
@@ -28,6 +28,21 @@ use crate::cli::process::exit::{EXIT_USAGE, exit_with_usage_error, report_clap_e
 
 const SERVE: &str = "serve";
 const CHECK: &str = "check";
+
+/// The flags of `weir serve` that `-h` shows: what a first installation needs, by their ids.
+const MOST_USED: [&str; 11] = [
+    "config",
+    "upstream",
+    "kubeconfig",
+    "proxy_client_cert_file",
+    "proxy_client_key_file",
+    "secure_port",
+    "tls_cert_file",
+    "tls_private_key_file",
+    "client_ca_file",
+    "max_requests_inflight",
+    "max_mutating_requests_inflight",
+];
 
 /// Why there is no command to run.
 pub(super) enum ParseFailure {
@@ -119,6 +134,28 @@ fn is_about_check_itself(finding: &Finding) -> bool {
     }
 }
 
+/// The commands as `-h` shows them: of the flags of `weir serve` the most used ones, in a group of
+/// their own.
+fn with_most_used_flags(mut command: Command) -> Command {
+    let serve = command.find_subcommand(SERVE).cloned();
+    let is_of_serve = |id: &Id| {
+        let mut flags = serve.iter().flat_map(Command::get_arguments);
+        flags.any(|flag| flag.get_id() == id)
+    };
+    for subcommand in command.get_subcommands_mut() {
+        let flags = std::mem::take(subcommand);
+        *subcommand = flags.mut_args(|flag| {
+            if MOST_USED.contains(&flag.get_id().as_str()) {
+                flag.help_heading("Most used")
+            } else {
+                let is_hidden = is_of_serve(flag.get_id()) && flag.get_id() != "help";
+                flag.hide(is_hidden)
+            }
+        });
+    }
+    command
+}
+
 /// Parses the command line and its `--config` file, if it names one. `files` reads it.
 ///
 /// # Errors
@@ -127,7 +164,12 @@ pub(super) fn parse(
     arguments: Vec<OsString>,
     files: &Arc<InputFiles>,
 ) -> Result<Cli, ParseFailure> {
-    let command = Cli::command();
+    let is_short_help = arguments.iter().any(|argument| argument == "-h");
+    let command = if is_short_help {
+        with_most_used_flags(Cli::command())
+    } else {
+        Cli::command()
+    };
     let matches = command
         .clone()
         .try_get_matches_from(&arguments)
@@ -275,6 +317,21 @@ mod tests {
             assert_eq!(errors.len(), 1, "{errors:#?}");
             assert!(errors[0].contains(error), "{errors:#?}");
         }
+    }
+
+    #[test]
+    fn short_help_shows_the_most_used_flags_and_long_help_all() {
+        let help = |flag| {
+            let lines = errors_of(&["weir", "serve", flag]);
+            let flags = lines.iter().map(|line| line.trim_start());
+            let flags = flags.filter(|line| line.starts_with("--")).count();
+            (flags, lines.contains(&"Most used:".to_owned()))
+        };
+        assert_eq!(help("-h"), (MOST_USED.len(), true));
+        let (all, groups_most_used) = help("--help");
+        assert!(all > 80 && !groups_most_used, "{all}");
+        let explain = errors_of(&["weir", "explain", "-h"]).join("\n");
+        assert!(explain.contains("--user") && !explain.contains("--workers"));
     }
 
     #[test]
