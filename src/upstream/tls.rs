@@ -81,7 +81,8 @@ impl fmt::Debug for Pem {
 pub(crate) const KEY_MISMATCH: &str = "the key does not belong to the certificate in";
 
 /// PEM that cannot be used: which, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{origin}: {message}")]
 pub struct PemError {
     /// The file, or the field of a file.
     pub(crate) origin: String,
@@ -106,14 +107,6 @@ impl PemError {
         self.message.starts_with(KEY_MISMATCH)
     }
 }
-
-impl fmt::Display for PemError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.origin, self.message)
-    }
-}
-
-impl std::error::Error for PemError {}
 
 /// The name that errors use for the system's roots.
 const SYSTEM_ROOTS: &str = "the system's root certificates";

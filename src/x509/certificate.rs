@@ -20,16 +20,9 @@ use crate::x509::name::parse_name;
 use crate::x509::{keys, uri};
 
 /// The part of a certificate that Go does not accept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("x509: malformed {0}")]
 pub(crate) struct ParseError(&'static str);
-
-impl fmt::Display for ParseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "x509: malformed {}", self.0)
-    }
-}
-
-impl std::error::Error for ParseError {}
 
 /// A certificate: what its verification needs.
 pub(crate) struct Certificate {

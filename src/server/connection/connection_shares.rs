@@ -9,7 +9,6 @@
 //! few file descriptors and too few for one whose clients are behind one address.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -35,16 +34,11 @@ pub(crate) struct ConnectionShare {
 }
 
 /// The address has its share already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the client's address has as many connections as it may have (--max-connections-per-address)"
+)]
 pub(crate) struct ShareExceeded;
-
-impl fmt::Display for ShareExceeded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the client's address has as many connections as it may have (--max-connections-per-address)")
-    }
-}
-
-impl std::error::Error for ShareExceeded {}
 
 impl ConnectionShares {
     /// No connections.

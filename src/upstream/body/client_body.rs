@@ -1,6 +1,5 @@
 //! A client's body as hyper reads it.
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -57,28 +56,12 @@ impl Body for ClientBody {
 }
 
 /// Why a client's body is incomplete.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientBodyError {
     /// The error of hyper.
-    Hyper(hyper::Error),
+    #[error("{0}")]
+    Hyper(#[source] hyper::Error),
     /// Its stream was reset with `NO_ERROR`.
+    #[error("the client reset the stream")]
     Reset,
-}
-
-impl fmt::Display for ClientBodyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Hyper(error) => error.fmt(f),
-            Self::Reset => write!(f, "the client reset the stream"),
-        }
-    }
-}
-
-impl std::error::Error for ClientBodyError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Hyper(error) => Some(error),
-            Self::Reset => None,
-        }
-    }
 }

@@ -3,11 +3,11 @@
 //! Frames are forwarded as they arrive; nothing is buffered. Trailers are cleaned here, since they
 //! arrive after the headers were.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::{fmt, io};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -109,34 +109,17 @@ impl RequestBody {
 }
 
 /// Why a request body is incomplete.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestBodyError {
     /// The body could not be read from the client.
-    Client(ClientBodyError),
+    #[error("{0}")]
+    Client(#[source] ClientBodyError),
     /// The body was aborted: [`BodyProgress::stall`].
+    #[error("the client was too slow")]
     Stalled,
     /// Its trailers cannot be forwarded.
-    Trailers(InvalidHeaders),
-}
-
-impl fmt::Display for RequestBodyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Client(error) => error.fmt(f),
-            Self::Stalled => write!(f, "the client was too slow"),
-            Self::Trailers(why) => write!(f, "invalid trailers: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for RequestBodyError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Client(error) => Some(error),
-            Self::Stalled => None,
-            Self::Trailers(why) => Some(why),
-        }
-    }
+    #[error("invalid trailers: {0}")]
+    Trailers(#[source] InvalidHeaders),
 }
 
 /// Whether a body that cannot be read was aborted by its client or is malformed.

@@ -3,21 +3,12 @@
 //! Promises: the value is marked sensitive, so that neither `Debug` nor HTTP/2's header compression
 //! keeps it. A token that cannot be sent is not quoted.
 
-use std::fmt;
-
 use http::HeaderValue;
 
 /// A token that a header cannot contain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a token with characters that no HTTP header can have")]
 pub struct UnencodableToken;
-
-impl fmt::Display for UnencodableToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a token with characters that no HTTP header can have")
-    }
-}
-
-impl std::error::Error for UnencodableToken {}
 
 /// The header value for `token`.
 ///

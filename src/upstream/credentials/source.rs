@@ -1,6 +1,5 @@
 //! Where weir's own credential comes from: the configuration, files, or a credential plugin.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,31 +56,22 @@ pub enum BearerToken {
 }
 
 /// Why there is no credential, or no new one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum CredentialError {
     /// The certificate or its key is unusable.
+    #[error("the client certificate: {0}")]
     Certificate(PemError),
     /// The plugin failed.
+    #[error("{0}")]
     Plugin(PluginError),
     /// The token file is unusable.
+    #[error("the token file {}: {message}", path.display())]
     TokenFile {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         message: String,
     },
-}
-
-impl fmt::Display for CredentialError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Certificate(error) => write!(f, "the client certificate: {error}"),
-            Self::Plugin(why) => why.fmt(f),
-            Self::TokenFile { path, message } => {
-                write!(f, "the token file {}: {message}", path.display())
-            }
-        }
-    }
 }
 
 impl CredentialError {
@@ -91,8 +81,6 @@ impl CredentialError {
         matches!(self, Self::Certificate(error) if error.is_key_mismatch())
     }
 }
-
-impl std::error::Error for CredentialError {}
 
 #[derive(Clone)]
 pub(super) struct LoadedCredential {

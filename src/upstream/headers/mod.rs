@@ -16,8 +16,6 @@ pub(crate) mod auth_mode;
 pub(crate) mod forwarded_for;
 pub(crate) mod request_head;
 
-use std::fmt;
-
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use memchr::memchr;
 
@@ -186,24 +184,15 @@ pub(crate) fn validate(headers: &HeaderMap, target: usize) -> Result<(), Invalid
 }
 
 /// Why headers cannot be forwarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidHeaders {
     /// They exceed [`MAX_HEADER_BYTES`].
+    #[error("the headers are too long")]
     TooLong,
     /// A name is invalid.
+    #[error("a header's name is invalid")]
     InvalidName,
 }
-
-impl fmt::Display for InvalidHeaders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::TooLong => "the headers are too long",
-            Self::InvalidName => "a header's name is invalid",
-        })
-    }
-}
-
-impl std::error::Error for InvalidHeaders {}
 
 /// Most bytes of a request's headers and target, compressed or not: what the API server accepts
 /// (`http.DefaultMaxHeaderBytes`), less room for the headers that weir adds.

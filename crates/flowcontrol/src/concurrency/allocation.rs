@@ -14,8 +14,6 @@
 //!
 //! This module is pure arithmetic and knows nothing of priority levels.
 
-use std::fmt;
-
 /// Targets below this count as this, so that idle classes share what no class wants.
 const MIN_TARGET: f64 = 0.001;
 
@@ -44,31 +42,37 @@ pub struct Allocation {
 }
 
 /// The errors of a division, in upstream's wording.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the class at fault and the numbers that are")]
 pub enum AllocationError {
     /// The sum is negative.
+    #[error("negative sums are not supported")]
     NegativeSum,
     /// A lower bound is negative.
+    #[error("lower bound {class} is {} but negative lower bounds are not allowed", format_go_float(*lower_bound))]
     NegativeLowerBound { class: usize, lower_bound: f64 },
     /// A target is below its lower bound.
+    #[error("target {class} is {}, which is below its lower bound of {}", format_go_float(*target), format_go_float(*lower_bound))]
     TargetBelowLowerBound {
         class: usize,
         target: f64,
         lower_bound: f64,
     },
     /// An upper bound is below its lower bound.
+    #[error("upper bound {class} is {} but should not be less than the lower bound {}", format_go_float(*upper_bound), format_go_float(*lower_bound))]
     UpperBelowLowerBound {
         class: usize,
         upper_bound: f64,
         lower_bound: f64,
     },
     /// The lower bounds add up to more than the sum.
+    #[error("lower bounds sum to {}, which is higher than the required sum of {required_sum}", format_go_float(*lower_bounds))]
     SumTooLow {
         lower_bounds: f64,
         required_sum: i64,
     },
     /// The upper bounds add up to less than the sum.
+    #[error("upper bounds sum to {}, which is lower than the required sum of {required_sum}", format_go_float(*upper_bounds))]
     SumTooHigh {
         upper_bounds: f64,
         required_sum: i64,
@@ -267,55 +271,6 @@ impl AllocationClass {
     }
 }
 
-impl fmt::Display for AllocationError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NegativeSum => f.write_str("negative sums are not supported"),
-            Self::NegativeLowerBound { class, lower_bound } => write!(
-                f,
-                "lower bound {class} is {} but negative lower bounds are not allowed",
-                format_go_float(*lower_bound)
-            ),
-            Self::TargetBelowLowerBound {
-                class,
-                target,
-                lower_bound,
-            } => write!(
-                f,
-                "target {class} is {}, which is below its lower bound of {}",
-                format_go_float(*target),
-                format_go_float(*lower_bound)
-            ),
-            Self::UpperBelowLowerBound {
-                class,
-                upper_bound,
-                lower_bound,
-            } => write!(
-                f,
-                "upper bound {class} is {} but should not be less than the lower bound {}",
-                format_go_float(*upper_bound),
-                format_go_float(*lower_bound)
-            ),
-            Self::SumTooLow {
-                lower_bounds,
-                required_sum,
-            } => write!(
-                f,
-                "lower bounds sum to {}, which is higher than the required sum of {required_sum}",
-                format_go_float(*lower_bounds)
-            ),
-            Self::SumTooHigh {
-                upper_bounds,
-                required_sum,
-            } => write!(
-                f,
-                "upper bounds sum to {}, which is lower than the required sum of {required_sum}",
-                format_go_float(*upper_bounds)
-            ),
-        }
-    }
-}
-
 /// Formats a number as Go's `%v` does: as shortest `%g`, with an exponent of two digits or more
 /// below 1e-4 and from 1e6 on.
 fn format_go_float(value: f64) -> String {
@@ -330,8 +285,6 @@ fn format_go_float(value: f64) -> String {
         _ => value.to_string(),
     }
 }
-
-impl std::error::Error for AllocationError {}
 
 #[cfg(test)]
 mod tests {

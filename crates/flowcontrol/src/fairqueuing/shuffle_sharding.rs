@@ -14,8 +14,6 @@
     reason = "a card is below the deck's 2^26, and the hand's loops run over its own length"
 )]
 
-use std::fmt;
-
 use sha2::{Digest, Sha256};
 
 /// The most cards in a hand. A deck and hand of 15 need 59 bits, of 16 already 64.
@@ -35,16 +33,22 @@ pub struct Dealer {
 }
 
 /// The errors of a dealer's sizes, in upstream's wording.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the sizes that were asked for")]
 pub enum DealerError {
     /// A size is zero or less.
+    #[error("deckSize {deck_size} or handSize {hand_size} is not positive")]
     NotPositive { deck_size: i32, hand_size: i32 },
     /// The hand is larger than the deck.
+    #[error("handSize {hand_size} is greater than deckSize {deck_size}")]
     HandTooLarge { deck_size: i32, hand_size: i32 },
     /// The deck has more than 2^26 cards.
+    #[error("deckSize {deck_size} is impractically large")]
     DeckTooLarge { deck_size: i32 },
     /// One 64-bit hash has too few bits for the hand.
+    #[error(
+        "required entropy bits of deckSize {deck_size} and handSize {hand_size} is greater than {MAX_HASH_BITS}"
+    )]
     EntropyTooLarge { deck_size: i32, hand_size: i32 },
 }
 
@@ -165,43 +169,6 @@ impl Hand {
         &self.cards[..self.len]
     }
 }
-
-impl fmt::Display for DealerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotPositive {
-                deck_size,
-                hand_size,
-            } => {
-                write!(
-                    f,
-                    "deckSize {deck_size} or handSize {hand_size} is not positive"
-                )
-            }
-            Self::HandTooLarge {
-                deck_size,
-                hand_size,
-            } => {
-                write!(
-                    f,
-                    "handSize {hand_size} is greater than deckSize {deck_size}"
-                )
-            }
-            Self::DeckTooLarge { deck_size } => {
-                write!(f, "deckSize {deck_size} is impractically large")
-            }
-            Self::EntropyTooLarge {
-                deck_size,
-                hand_size,
-            } => write!(
-                f,
-                "required entropy bits of deckSize {deck_size} and handSize {hand_size} is greater than {MAX_HASH_BITS}"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for DealerError {}
 
 #[cfg(test)]
 mod tests {

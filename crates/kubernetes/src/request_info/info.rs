@@ -347,21 +347,6 @@ impl<'a> Unresolvable<'a> {
 
 /// The value of `?timeout=` is not a duration. kube-apiserver answers 400 with a Status that has
 /// this as its message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TimeoutError(DurationError);
-
-impl fmt::Display for TimeoutError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "invalid timeout specified in the request URL - {}",
-            self.0
-        )
-    }
-}
-
-impl Error for TimeoutError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&self.0)
-    }
-}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid timeout specified in the request URL - {0}")]
+pub struct TimeoutError(#[source] DurationError);
