@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::report::loss::GroupLoss;
+use crate::report::model::GroupLoss;
 use crate::report::model::{Change, ChangesReport};
 
 /// The users that are named on each side.

@@ -2,6 +2,5 @@
 
 pub mod changes;
 pub mod html;
-pub mod loss;
 pub mod model;
 pub mod table;

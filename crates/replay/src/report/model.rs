@@ -3,9 +3,8 @@
 //! Times are in milliseconds or seconds, as their names say. Lists are sorted: groups by what they
 //! lost (rejected, then waited, then arrived), levels by name.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// A replay of one log under one or two configurations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -349,4 +348,19 @@ pub struct Change {
     pub rejected: [u64; 2],
     /// Seconds of waiting, before and after.
     pub wait_s: [f64; 2],
+}
+
+/// Rejections and waits of a group, in a simulation and in the record.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GroupLoss {
+    /// Requests, with those that clients repeated.
+    pub arrivals: u64,
+    /// Rejected requests.
+    pub rejected: u64,
+    /// Seconds of waiting of the requests that were dispatched.
+    pub wait_s: f64,
+    /// Requests that the log says were rejected.
+    pub recorded_rejected: u64,
+    /// Seconds of waiting, as far as the log says.
+    pub recorded_wait_s: f64,
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::agenda::Turn;
-use super::agenda::sim_time::SimTime;
+use super::agenda::SimTime;
 use super::agenda::workers::{RecordedSpan, Sending, WorkerId};
 use super::engine::Simulation;
 use super::limits::fairness::{Classified, RecordedEstimate};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use foldhash::fast::FixedState;
 use slab::Slab;
 
-use super::agenda::sim_time::SimTime;
+use super::agenda::SimTime;
 use super::agenda::workers::Workers;
 use super::agenda::{Agenda, Turn};
 use super::limits::level::Started;

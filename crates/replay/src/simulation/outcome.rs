@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use super::engine::Simulation;
 use super::limits::limiter::Limiter;
 use super::statistics::groups::GroupTable;
-use super::statistics::rounding::rounded;
-use crate::report::loss::GroupLoss;
+use super::statistics::groups::rounded;
+use crate::report::model::GroupLoss;
 use crate::report::model::{
     ClosedLoopReport, GroupReport, GroupsReport, LevelReport, RunReport, SeriesReport,
 };

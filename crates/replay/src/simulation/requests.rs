@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::agenda::sim_time::SimTime;
+use super::agenda::SimTime;
 use super::agenda::workers::WorkerId;
 use super::limits::fairness::Classified;
 use super::limits::limiter::Held;

@@ -7,7 +7,7 @@ use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
 
-use super::agenda::sim_time::SimTime;
+use super::agenda::SimTime;
 use crate::histogram::DurationHistogram;
 use weir_kubernetes::request_info::RequestInfo;
 

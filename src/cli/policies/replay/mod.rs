@@ -28,7 +28,7 @@ use weir_replay::advice::repeatable_log::RepeatableLog;
 use weir_replay::advice::suggest::settings::KeptSettings;
 use weir_replay::reader::input::LogSource;
 use weir_replay::reader::merge::ReadOptions;
-use weir_replay::report::html::origin::PageOrigin;
+use weir_replay::report::html::PageOrigin;
 use weir_replay::report::model::Report;
 use weir_replay::report::{html, table};
 use weir_replay::run::replay;

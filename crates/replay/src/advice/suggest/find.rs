@@ -13,7 +13,7 @@ use super::settings::KeptSettings;
 use crate::advice::repeatable_log::{RepeatableLog, Trial};
 use crate::advice::variants::{changed_objects, is_same, objects_of, without_identity};
 use crate::reader::merge::ReadError;
-use crate::report::loss::GroupLoss;
+use crate::report::model::GroupLoss;
 use crate::simulation::measure::MeasuredUsage;
 use crate::simulation::{ReplayedPolicies, SimulationOutcome};
 use weir_explain::explainer::ConcurrencyPolicy;

@@ -3,21 +3,17 @@
 //! The page loads nothing and runs no script. Its style is that of the status page.
 
 mod levels;
-pub mod origin;
 mod plot;
 mod summary;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod text;
-
+use crate::report::html::text::escape;
+use crate::report::model::Report;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest, Sha256};
-
-use crate::report::html::origin::PageOrigin;
-use crate::report::html::text::escape;
-use crate::report::model::Report;
 
 /// The style of this page besides that of the status page.
 const OWN_STYLE: &str = include_str!("page.css");
@@ -56,4 +52,17 @@ pub fn render(report: &Report, origin: &PageOrigin) -> String {
         "</main>\n</body>\n</html>\n",
     ]
     .concat()
+}
+
+/// What the page says about its origin, besides the report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PageOrigin {
+    /// The style that this page shares with others.
+    pub base_style: &'static str,
+    /// The files that were read.
+    pub files: Vec<String>,
+    /// The command line, without the name of the program.
+    pub command_line: Vec<String>,
+    /// When the page was made, in RFC 3339.
+    pub made_at: String,
 }

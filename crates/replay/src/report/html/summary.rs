@@ -1,7 +1,7 @@
 //! The beginning and the end of the page: what was replayed, the answers in numbers, and how the page
 //! was made. Pure.
 
-use crate::report::html::origin::PageOrigin;
+use crate::report::html::PageOrigin;
 use crate::report::html::text::{count, escape, milliseconds, number, percent, section};
 use crate::report::model::{InputReport, Report, RunReport};
 

@@ -1,12 +1,8 @@
 //! What happens when, in virtual time. Pure.
 
-pub(super) mod sim_time;
 pub(super) mod workers;
-
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
-
-use crate::simulation::agenda::sim_time::SimTime;
 
 /// The order of things that happen at the same time: what frees a seat comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,5 +109,21 @@ impl<T> PartialOrd for AgendaEntry<T> {
 impl<T> Ord for AgendaEntry<T> {
     fn cmp(&self, other: &Self) -> Ordering {
         other.key().cmp(&self.key())
+    }
+}
+
+/// Nanoseconds since the first arrival.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SimTime(pub u64);
+
+impl SimTime {
+    /// This time, so many nanoseconds later.
+    pub(crate) const fn plus(self, nanoseconds: u64) -> Self {
+        Self(self.0.saturating_add(nanoseconds))
+    }
+
+    /// The nanoseconds since an earlier time.
+    pub(crate) const fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
     }
 }

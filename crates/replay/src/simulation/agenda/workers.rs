@@ -17,7 +17,7 @@ use slab::Slab;
 
 use crate::clients::ClientId;
 use crate::logged::LoggedRequest;
-use crate::simulation::agenda::sim_time::SimTime;
+use crate::simulation::agenda::SimTime;
 use weir_kubernetes::numeric::saturating_u64;
 
 /// The most workers: a cluster has some 10,000. Beyond, requests that no worker is free for are sent

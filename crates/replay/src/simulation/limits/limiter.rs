@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::fairness::{Classified, SimFairness};
 use super::level::{LevelArrival, Started};
-use crate::simulation::agenda::sim_time::SimTime;
+use crate::simulation::agenda::SimTime;
 use crate::simulation::statistics::groups::RejectedBy;
 use crate::simulation::statistics::series::LevelNow;
 use weir_base::metrics::Registry;

@@ -8,7 +8,7 @@ use foldhash::fast::FixedState;
 
 use super::limiter::LimitRejection;
 use crate::clients::ClientId;
-use crate::simulation::agenda::sim_time::SimTime;
+use crate::simulation::agenda::SimTime;
 use crate::simulation::model::Retries;
 use crate::simulation::statistics::groups::RejectedBy;
 use weir_limits::rejection_hold::{

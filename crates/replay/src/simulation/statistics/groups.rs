@@ -1,13 +1,11 @@
 //! What became of requests, by group: level, schema, flow, user, user agent and address.
 
+use super::measured::Measured;
+use crate::histogram::DurationHistogram;
+use crate::report::model::GroupLoss;
+use crate::report::model::{GroupReport, GroupsReport, RecordedReport, WaitReport};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-
-use super::measured::Measured;
-use super::rounding::rounded;
-use crate::histogram::DurationHistogram;
-use crate::report::loss::GroupLoss;
-use crate::report::model::{GroupReport, GroupsReport, RecordedReport, WaitReport};
 
 /// The groups that a report names; the others are added up.
 const MAX_REPORTED: usize = 100;
@@ -327,4 +325,9 @@ impl Groups {
         self.levels.0.iter().for_each(|level| sum.merge(level));
         sum.report("total".to_owned())
     }
+}
+
+/// To a millionth: a report says no more than is known.
+pub(crate) fn rounded(number: f64) -> f64 {
+    (number * 1e6).round() / 1e6
 }

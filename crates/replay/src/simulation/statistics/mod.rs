@@ -2,5 +2,4 @@
 
 pub(super) mod groups;
 pub(super) mod measured;
-pub(super) mod rounding;
 pub(super) mod series;

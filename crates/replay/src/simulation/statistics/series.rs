@@ -1,8 +1,8 @@
 //! Counts over time, in steps that grow with the time: there are never more than a bounded number.
 
-use super::rounding::rounded;
 use crate::report::model::LevelSeries;
-use crate::simulation::agenda::sim_time::SimTime;
+use crate::simulation::agenda::SimTime;
+use crate::simulation::statistics::groups::rounded;
 
 /// The length of a step at first, in nanoseconds.
 const FIRST_STEP: u64 = 1_000_000_000;
