@@ -61,7 +61,7 @@ tables:
     WEIR_WRITE_DOCS=1 cargo test --locked --test docs --test manifests -- --test-threads=1
 
 # The shipped program (target/guided/weir), with its completions and manual pages (target/guided/share).
-dist *FLAGS='--no-default-features --features otlp':
+dist *FLAGS='--no-default-features --features otlp,tools':
     deploy/build.sh {{ FLAGS }}
 
 # What a release consists of, in target/release-files: tarballs, .deb, images, SBOM, checksums (deploy/release.sh).

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# weir on this machine, in front of a kind cluster: docs/deployment-kind.md.
+# weir on this machine, in front of a kind cluster: docs/deployment.md.
 #
 # Usage: deploy/kind.sh start [--name CLUSTER] [--kubeconfig FILE] [--port PORT] [--admin-port PORT] [-- FLAG ...]
 #        deploy/kind.sh stop [--name CLUSTER]

@@ -11,7 +11,9 @@
 # Usage: deploy/release.sh [--target TRIPLE] [--host-libc] [--program WEIR] [--playground-program WEIR] [--output FOLDER]
 #
 # Two runs at one commit, with the same tools, make the same bytes, whatever the checkout and the target folder are called
-# (tests/tools/package.sh compares them by night). RELEASING.md says what to do with the files.
+# (tests/tools/package.sh compares them by night). Then a user need not trust the machine that built a release, and two builders can
+# compare. So paths are mapped, times are the commit's, and the program is not guided by a profile, which no two runs of
+# deploy/build.sh have alike. RELEASING.md says what to do with the files.
 #
 # --target TRIPLE   default: this machine's
 # --host-libc       link this machine's glibc instead of 2.28 by Zig: the program then needs this machine's or a newer one
@@ -27,7 +29,7 @@ cd "$(dirname "$0")/.."
 
 # RHEL 8, Amazon Linux 2023 (2.34) and Ubuntu 20.04 (2.31) have this glibc or a newer one.
 GLIBC=2.28
-FEATURES=(--no-default-features --features otlp)
+FEATURES=(--no-default-features --features otlp,tools)
 
 target=$(rustc -vV | sed -n 's/^host: //p')
 host=$target
@@ -141,7 +143,7 @@ if [[ -z $program ]]; then
     check_glibc "$program"
     # For trying things out, and not measured by anyone: not worth the minutes of link-time optimization.
     if [[ -z $playground_program ]]; then
-        build "$folder-playground" release --features otlp,playground
+        build "$folder-playground" release --features otlp,playground,tools
         playground_program=$built
         check_glibc "$playground_program"
     fi

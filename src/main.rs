@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use mimalloc::MiMalloc;
 
 /// A request makes many small allocations and frees on one thread. This allocator saves a tenth of
-/// a request's cost compared with the system's (see ARCHITECTURE.md).
+/// a request's cost compared with the system's.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 

@@ -191,7 +191,7 @@ fn every_rule_of_weir_check_is_documented() {
         }
         made.push('\n');
     }
-    compare_section("docs/check.md", "rules", &made);
+    compare_section("docs/reference/rules.md", "rules", &made);
 }
 
 #[test]
@@ -435,7 +435,7 @@ fn the_limits_table_matches_the_program() {
         writeln!(generated, "| {} |", row.join(" | ")).unwrap();
     }
     generated.push('\n');
-    compare_section("docs/limits.md", "bounds", &generated);
+    compare_section("docs/reference/bounds.md", "bounds", &generated);
 }
 
 #[test]
@@ -499,7 +499,7 @@ fn the_alarms_of_the_page_are_those_of_the_program() {
         )
         .unwrap();
     }
-    compare_section("docs/observability.md", "alarms", &generated);
+    compare_section("docs/reference/alarms.md", "alarms", &generated);
 }
 
 #[test]

@@ -484,7 +484,7 @@ fn the_undo_reads_from_the_cluster_before_it_removes_weir() {
 fn the_page_says_how_long_a_static_pod_s_address_is_closed() {
     const MEASURED: &str = "0.4 and 0.5 s";
     const BOUND: &str = "above 30 s";
-    for page in [kubeadm_page(), read_file(checkout("docs/restarts.md"))] {
+    for page in [kubeadm_page(), read_file(checkout("docs/changes.md"))] {
         let words: Vec<_> = page.split_whitespace().collect();
         let page = words.join(" ");
         for text in [MEASURED, BOUND, "not measured"] {
@@ -500,7 +500,7 @@ fn the_page_says_how_long_a_static_pod_s_address_is_closed() {
 fn every_hand_over_by_systemctl_is_one_that_old_versions_of_systemd_know() {
     let mut count = 0;
     let files = [
-        "docs/restarts.md",
+        "docs/changes.md",
         "deploy/weir.service",
         "README.md",
         "CHANGELOG.md",

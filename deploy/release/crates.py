@@ -4,7 +4,8 @@
 Usage: crates.py licences|sbom --target TRIPLE [flag of cargo tree ...]
 
 The list is that of `cargo tree`, which knows the features of each crate. (`cargo metadata`, and
-what is built on it, also names optional crates that no feature brings in, such as ring.) The output
+what is built on it, also names optional crates that no feature brings in, such as ring, which weir
+excludes.) A crate without a licence text stops the release. The output
 depends on Cargo.lock, the target and the features alone: two runs print the same bytes.
 """
 

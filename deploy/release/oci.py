@@ -6,7 +6,8 @@ Usage: oci.py --output FILE.tar --version V --architecture amd64 --revision COMM
 
 The layout (one tar archive) has two tags: V is weir alone, V-playground also has the API server in
 memory. Both share a layer with what the program needs: its dynamic libraries and the CA certificates
-of this machine's Debian packages. Each layer has sorted names, the user 0 and the time
+of this machine's Debian packages, whose versions are a label. So there is no base image to trust or
+to fetch. Each layer has sorted names, the user 0 and the time
 SOURCE_DATE_EPOCH: two runs with the same packages make the same bytes.
 """
 

@@ -3,6 +3,14 @@
 //! Everything that can fail is done first. Then each part is replaced in place, or a new one is
 //! built that takes over what the old one has counted. Last, each worker gets a new pipeline.
 //! Requests under way keep the pipeline that they started with.
+//!
+//! A request loads the pipeline once and keeps it to its end, so it never sees two configurations.
+//! Two parts are kept rather than replaced: both limiters (`limits::limiters`), and an `Upstream`
+//! whose way of asserting users has changed, for the requests that have it
+//! (`Upstream::with_other_assertion`). So each decision about an identity, from authentication to
+//! the connection, is of one generation.
+//!
+//! A new process for each change would lose queues and buckets.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,6 +8,10 @@
 //! Cached results need no waiting; only a new token may. This module sends no requests itself:
 //! `upstream` implements the traits of [`transport`]. The order of the authenticators is
 //! kube-apiserver's (`pkg/kubeapiserver/authenticator/config.go`, 1.36).
+//!
+//! Fetches of keys and reviews run on the control runtime, so that they outlive the first request
+//! that needs them. A token with a wrong signature is not reviewed, so that a forged token triggers
+//! no `TokenReview`. A token with an audience that weir was not configured with is reviewed.
 
 pub(crate) mod accepted_tokens;
 pub(crate) mod bearer_token;

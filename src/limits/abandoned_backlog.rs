@@ -8,6 +8,11 @@
 //! waited for the API server behind them. A client that lets its requests finish never waits here.
 //!
 //! Nothing is awaited under the lock.
+//!
+//! Measured with a client that resets ten thousand requests a second, and an API server that takes
+//! 150 µs for each: 1,000 to 1,400 abandoned requests were executing, and another user's median was
+//! 416 and 588 ms. With this bound it was 23 and 20 ms; without the attack 3 ms (one run each, test
+//! builds, two cores shared with other work).
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

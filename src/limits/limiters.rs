@@ -9,6 +9,9 @@
 //!
 //! Where several replicas divide the totals, each limiter has the [shares](Limiters::set_shares) of
 //! this process instead.
+//!
+//! The new process leaves them by priority level, and one request of a level can execute in any
+//! case: otherwise both together would admit twice the total.
 
 use std::sync::Arc;
 use std::time::Instant;

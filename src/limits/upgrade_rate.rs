@@ -5,6 +5,9 @@
 //! client. A token bucket for each source network limits that. A request whose credential the API
 //! server has accepted before is not counted, so a user of `kubectl exec` is limited with new
 //! tokens only.
+//!
+//! Neither seats nor places for long-running requests bound this rate, since a rejected upgrade is
+//! over at once. Ordinary unproven requests reuse connections.
 
 use parking_lot::Mutex;
 use std::net::IpAddr;

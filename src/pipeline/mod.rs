@@ -6,6 +6,9 @@
 //! owns what an admitted request holds and releases it with the last byte, or as soon as the client
 //! disconnects.
 //!
+//! It is one function and not a stack of layers, since the steps need each other's results: the
+//! RequestInfo, the user, the permit.
+//!
 //! # Cancel safety
 //! The futures here are dropped when the client disconnects. The drop releases what the request
 //! holds: the upstream's stream is reset first, then the permit is released.

@@ -1,6 +1,10 @@
 //! The division of totals that replicas agree on, as one of them sees it. Pure: the caller passes
 //! the time, the messages and the Leases.
 //!
+//! A division that each replica computed by itself would be exceeded whenever two views differ.
+//! There is no leader: its loss would have to be told from a partition like any other's, and asking
+//! it takes as long as a round of messages.
+//!
 //! # What is promised
 //!
 //! What all replicas may use together is never more than the total, except for what

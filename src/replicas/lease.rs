@@ -2,6 +2,13 @@
 //!
 //! It says that the replica is there, and where its peers reach it. It is not a lock: each replica
 //! has its own.
+//!
+//! It says nothing else where there are peer connections. State in Leases would cost etcd a write
+//! for each replica and second under load, and would be gone together with the API server. For the
+//! same reason acknowledgements of all other replicas are as good as a renewed Lease.
+//!
+//! A replica's name survives its process. A container that restarts takes its Lease over and has
+//! its share again in seconds; a new name would leave the old share unused for a lease time.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -37,7 +37,9 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Without it, the send buffer grows to some megabytes, and the socket is writable again only when
 /// a third of it is free. A client that reads steadily but slowly would then seem to read nothing
 /// for longer than the grace period of the minimum rate ([`minimum_rate`](weir_limits::throttling::minimum_rate)),
-/// and weir would close its connection. A smaller value would cost fast clients a wake-up for every
+/// and weir would close its connection. (Measured on loopback with a client that reads 192 KiB/s with
+/// 128 KiB of buffer: at most 6.0 s between two writes without the option, 1.3 s with 128, 64 or 16
+/// KiB.) A smaller value would cost fast clients a wake-up for every
 /// few TLS records.
 const NOTSENT_LOWAT: u32 = 64 << 10;
 

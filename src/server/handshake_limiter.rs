@@ -5,6 +5,8 @@
 //! authenticated. Without a limiter, the client that opens the most connections would get most of
 //! the CPU, and the handshakes of other clients would time out. The limiter serves the addresses
 //! round robin. It is pure.
+//!
+//! A slot is for CPU work: a silent connection takes none, and a slot is released after a second.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;

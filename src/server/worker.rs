@@ -1,8 +1,17 @@
 //! Workers: single-threaded runtimes, one for each core. Each serves its own connections with its
 //! own pipeline.
 //!
-//! Only the counters of the limits are shared between cores. For the comparison with one
-//! multi-threaded runtime see ARCHITECTURE.md, "Runtime".
+//! Only the counters of the limits are shared between cores. One multi-threaded runtime needs more
+//! CPU for each request; responses a second were equal within noise. Both were measured on two cores
+//! shared with origin and load, in two interleaved runs:
+//!
+//! | CPU for each request | a runtime for each core | one shared runtime |
+//! |---|---|---|
+//! | HTTP/1.1, 64 connections | 21.2 and 21.7 µs | 23.9 and 25.2 µs |
+//! | HTTP/2, 8 × 16 streams | 22.2 and 22.5 µs | 25.0 and 25.8 µs |
+//!
+//! Sockets are looked at after 61 tasks, which is Tokio's default: 16 cost 15.6 µs a request in
+//! place of 14.7.
 
 use std::io;
 use std::net::SocketAddr;

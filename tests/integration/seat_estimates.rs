@@ -527,7 +527,7 @@ impl SeatsHarness {
     }
 }
 
-/// The table in docs/limits.md. Two numbers for a style: weir's estimate differs from
+/// The table in docs/fairness.md. Two numbers for a style: weir's estimate differs from
 /// kube-apiserver's.
 #[tokio::test]
 async fn seats_follow_observed_lists_in_every_request_style_of_client_go() {

@@ -9,6 +9,24 @@
 //! "A client" is a flow (a user and what classified the request) on one connection, since a
 //! connection may carry many users. A flow that has used many connections is tracked across
 //! connections, so that a client cannot avoid the delay with a new connection for each attempt.
+//!
+//! The delay follows the `Retry-After` that was sent, not the measured load:
+//!
+//! - It needs no threshold, and cannot affect a client that waits and has one request at a time on
+//!   a connection: weir sent a time, and the client came back before it.
+//! - Requests of one user that share an HTTP/2 connection, or were rejected on more than eight
+//!   connections, cannot be told apart. There a client that waited may receive its rejection late
+//!   because of another, by `--rejection-hold` at most.
+//! - Admission is tried first, and a delayed request always ends as a rejection. So it cannot keep
+//!   a seat from another request.
+//! - A client that opens a new connection for each retry is recognised by its flow, and only on
+//!   connections that have carried no rejection themselves.
+//! - 503s of an unreachable API server are delayed as 429s are, by their own `Retry-After` at most.
+//!   A delay ends by its time and not when the server is back, so that clients do not all reach a
+//!   server that has just started at once.
+//! - Attempts to connect have no backoff. A rejected attempt costs the server's kernel one packet,
+//!   requests that wait for an HTTP/2 connection share one, and a pause would keep waiting clients
+//!   from a server that is back.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

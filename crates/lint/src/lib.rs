@@ -6,6 +6,11 @@
 //!
 //! The linter reads decoded, valid objects and the nodes that they were decoded from, for
 //! locations. Errors are the decoders' matter.
+//!
+//! A linter with false warnings is switched off. Whether a FlowSchema is shadowed is decided on the
+//! rules as products of sets, without assumptions about users; what authenticators guarantee is a
+//! rule of its own. A random test compares both with the matcher. Objects that kube-apiserver
+//! maintains are never warned about.
 
 #![cfg_attr(
     test,

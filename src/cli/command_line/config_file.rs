@@ -3,6 +3,8 @@
 //! Each entry of the file becomes the flag of its name and is checked by the flag's parser. An
 //! error names the file, the line and the field. A flag on the command line overrides the file's
 //! entry.
+//!
+//! So configuration has one parser, and an error has the wording of the flag.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;

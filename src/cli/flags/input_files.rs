@@ -1,5 +1,7 @@
 //! The files that the configuration is read from: read once for each resolution, and remembered by
 //! their digests, so that a change is seen.
+//!
+//! A resolution counts only if no file has changed meanwhile.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

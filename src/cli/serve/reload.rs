@@ -3,6 +3,8 @@
 //! The command line stays as it is. It is parsed again with the `--config` file as it is now, and
 //! resolved as at the start. An error changes nothing. A configuration whose only errors are keys
 //! that belong to another certificate is probably half replaced: it is refused only if it stays so.
+//!
+//! So a reload refuses what a start refuses, with the same errors.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -6,7 +6,7 @@ use crate::cli::flags::origin::camel_case;
 use crate::observe::admin::zpages::EffectiveConfig;
 use weir_kubernetes::document::SourceLocation;
 
-/// The flags of these settings. docs/reload.md lists them, too.
+/// The flags of these settings. docs/changes.md lists them, too.
 pub(super) const RESTART_ONLY: [&str; 21] = [
     "admin-address",
     "bind-address",

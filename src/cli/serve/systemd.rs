@@ -2,6 +2,8 @@
 //!
 //! `sd_notify(3)` is a datagram of assignments to the socket that `NOTIFY_SOCKET` names. Without that
 //! variable nothing is sent.
+//!
+//! `LISTEN_FDS` needs a descriptor by its number, which is unsafe code; `listenfd` has it.
 
 use std::net::TcpListener;
 use std::os::unix::net::{SocketAddr, UnixDatagram};

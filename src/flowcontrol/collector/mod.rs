@@ -6,6 +6,10 @@
 //! some minutes after its level or schema was removed, and all end while another mode of admission
 //! is in force. The metrics that upstream deprecates and hides by default are left out.
 //! `metrics::in_flight` exposes `read_vs_write_current_requests`.
+//!
+//! Upstream keeps every series for ever. weir outlives many changes, so rows of counters are given
+//! to other schemas after five minutes. A request that was classified before and arrives later
+//! finds another generation in its row, and is classified again.
 
 mod families;
 mod view;

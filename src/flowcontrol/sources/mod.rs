@@ -4,6 +4,9 @@
 //! what the API server lists and watches say, and keeps the last complete set. [`LiveObjects`]
 //! applies each change to the [controller](crate::flowcontrol::controller).
 //! The I/O is in `app::cluster::flowcontrol`.
+//!
+//! Built-in suggested objects stay below the cluster's. kube-apiserver creates them again within a
+//! minute when they are missing; meanwhile weir has them.
 
 mod cluster_store;
 mod live;

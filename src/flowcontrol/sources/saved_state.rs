@@ -1,5 +1,10 @@
 //! The text of the file that keeps the cluster's objects over a restart (`--state-dir`), and the
 //! cluster that they are of.
+//!
+//! A cluster is recognised by its API servers and its CAs. A UID of the cluster would have to be
+//! asked for, and the file is of use while no API server answers. Addresses alone are not enough,
+//! since a cluster that is set up anew has the same ones and other CAs. CAs alone are not either:
+//! one CA may sign for several clusters.
 
 use serde_json::{Value, json};
 

@@ -10,6 +10,13 @@
 //! than an equal share ([`unread_shares`]) are rejected, and their connections close first. Others
 //! are served until memory is an eighth above the limit: then all are rejected, whatever it is that
 //! takes the memory.
+//!
+//! What the HTTP library holds for clients that do not read, and what the allocator keeps, only the
+//! kernel knows: so resident memory decides when. Whose it is, the bytes of responses show that
+//! were handed to a connection and are not written. With 429 for all, a flood that kept the process
+//! at the limit took all service from a client that read everything. What frees memory is the
+//! clients' progress: so connections without a request close, those with most unread bytes first.
+//! Counting starts at half of the limit, so that a request costs one atomic read in ordinary times.
 
 pub(crate) mod read_ahead;
 pub(crate) mod unread_responses;

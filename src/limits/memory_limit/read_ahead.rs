@@ -5,6 +5,8 @@
 //! chunks, which users share fairly
 //! ([`fair_shares`](crate::upstream::connection::fair_shares)). Where it is scarce, or a user has its
 //! share, responses are read as fast as their clients read.
+//!
+//! It is an eighth of the memory limit, and only for proven users.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -275,7 +275,7 @@ impl AlarmMetric {
     pub fn register(board: Option<Arc<AlarmBoard>>, registry: &Registry) {
         let opts = Opts::new(
             "weir_alarm",
-            "1 while weir has this alarm with this severity (docs/observability.md), 0 otherwise. weir status shows what has happened and what to do.",
+            "1 while weir has this alarm with this severity (docs/reference/alarms.md), 0 otherwise. weir status shows what has happened and what to do.",
         );
         let alarms = IntGaugeVec::new(opts, &["alarm", "severity"]);
         registry.register_collector(Self {

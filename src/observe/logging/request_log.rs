@@ -4,6 +4,9 @@
 //! Rejections can come by the hundred thousand and must cost next to nothing: ten lines a second
 //! are written for each reason, the others are counted and make one summary line. The fields of
 //! `weir::access` are those of kube-apiserver's request log (`httplog`, 1.36).
+//!
+//! Of the others, every sixteenth is looked at for its user. The limit's rejection decides which
+//! ones are logged, so only those cost an id, which their clients can receive.
 
 use parking_lot::Mutex;
 use std::borrow::Cow;

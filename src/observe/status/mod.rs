@@ -10,6 +10,12 @@
 //!
 //! With peer connections a client chooses all replicas or one of them. Then weir asks the others for
 //! their [states](replica_snapshot), once a second, and makes a [view](replica_view) of them.
+//!
+//! The stream is server-sent events, not WebSockets: they go one way, are plain HTTP/1.1 with a
+//! retry in every browser, and pass through `kubectl port-forward` and ssh. Each event holds
+//! everything, so no subscriber has to catch up. A subscriber that acknowledges nothing for 30 s is
+//! disconnected. Snapshots have totals, not rates: the page, `weir top` and the history each
+//! compute rates over the time that suits them.
 
 pub(crate) mod history;
 mod history_sum;

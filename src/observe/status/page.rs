@@ -1,4 +1,8 @@
 //! The status page as one file, and its content security policy.
+//!
+//! Clients choose the names on the page, so they are untrusted input. The page has no markup made
+//! from data. Its policy allows its own script and style by hash, connections to its own origin,
+//! and nothing else. `tests/tools/page.sh` floods it with a user agent that is a script.
 
 use std::sync::LazyLock;
 

@@ -19,6 +19,10 @@
 //!
 //! Each measure has its own cut-off. An entry stays if it exceeds one of them: a client that reads
 //! many bytes with few requests is kept for its bytes.
+//!
+//! Space-Saving would count too high, which is worse when an operator looks for the cause. Sketches
+//! of hashes alone have no names. The crates for such sketches keep one measure each, and are young
+//! or wrap C++.
 
 use std::sync::Arc;
 

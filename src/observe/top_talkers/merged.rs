@@ -4,6 +4,9 @@
 //! that is not among them has used at most so much there. In the sum, counts, errors, totals and
 //! cut-offs add up. A name that a replica's table lacks adds that table's cut-off to its error. So
 //! a count is never too high, and too low by at most its error, as in each of the tables.
+//!
+//! The sum of the listed rows alone would be too low for a client that is spread over all replicas,
+//! without saying so.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -9,6 +9,9 @@
 //! worker never waits: a shard has two halves, and while a flush locks one, the worker counts in the
 //! other. If both are locked, or if a half is full while the shared tables are locked, the request's
 //! usage is added to the error bound. The reported bounds therefore always hold.
+//!
+//! Counts of hashed names are shared with the tables after a hundred new names or a second; a name
+//! is built only for its first request.
 
 mod heavy_hitters;
 mod merged;

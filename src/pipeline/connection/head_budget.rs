@@ -5,6 +5,9 @@
 //! client a few KiB on HTTP/2, where HPACK refers to a field by one byte. All such heads share one
 //! budget, of which one source network may use a quarter. The reservation is the size in memory,
 //! not the size that was sent.
+//!
+//! A rejection for lack of this memory is 503 with `Retry-After` and not 431: the head is valid,
+//! and client-go retries.
 
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;

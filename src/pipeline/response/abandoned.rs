@@ -7,6 +7,12 @@
 //! requests of this shape take. Otherwise a client that opens and cancels requests would have more
 //! of them executing than there are seats. A request that was not yet handed to a connection
 //! releases everything at once.
+//!
+//! The average is of requests of the same shape (100 ms where nothing is known), and never reaches
+//! beyond the request's deadline. A short request first gets a second to finish, on both versions
+//! of HTTP: to close its connection or to reset its stream costs more than its end. On HTTP/1.1
+//! this includes a response that has begun, if 64 KiB or less of it are left
+//! (`upstream::body::response_body`).
 
 use std::pin::pin;
 use std::sync::Arc;

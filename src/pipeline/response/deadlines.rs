@@ -5,6 +5,10 @@
 //! rate](weir_limits::throttling::minimum_rate) is registered here, and a task checks all entries a few times a
 //! second. Registration and removal cost a lock and a slot each, and transfers only count their
 //! bytes. The clock is read once per check, which is linear in the number of entries.
+//!
+//! The check also finds a response that waits for its client twice in a row (a quarter of a
+//! second), and starts the task that reads it [ahead](super::read_ahead). So a response that its
+//! client reads at once has no task and no buffer.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;

@@ -2,6 +2,9 @@
 //!
 //! Data is copied into chunks of one size: a small frame would otherwise keep a large buffer of its
 //! connection.
+//!
+//! A long-running response is never read ahead: it holds no seat, and a pause must stop the API
+//! server.
 
 use std::collections::VecDeque;
 

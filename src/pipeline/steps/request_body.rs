@@ -6,6 +6,13 @@
 //! a seat. An event's body is read completely if a limit depends on it. Small bodies, which are
 //! nearly all, arrive with their heads and need no wait. Longer bodies are streamed at the minimum
 //! rate of [`minimum_rate`](weir_limits::throttling::minimum_rate).
+//!
+//! A client that sends `Expect: 100-continue` gets its 100 only when its request is admitted. weir
+//! reads its body then, before it takes a connection to the API server.
+//!
+//! Two other designs were considered. If only unverified requests waited, any client with a
+//! certificate could hold seats in this way. A shorter deadline for the whole request would punish
+//! slow links.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

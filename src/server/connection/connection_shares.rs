@@ -7,6 +7,10 @@
 //! three sevenths each, and at least a third of what any other has stays free for a new address. A
 //! fixed number would be too many for a weir with
 //! few file descriptors and too few for one whose clients are behind one address.
+//!
+//! One alone gets three quarters and not half, as users get of places, since often one address
+//! stands for most clients (a NAT gateway). The share is checked when a connection is accepted,
+//! before it costs a handshake.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -6,6 +6,9 @@
 //! The HTTP library keeps the decoded part of such a block and has no timeout for it. The library
 //! validates the frames; the scanner reads only the nine bytes before each payload, and counts the
 //! fields of header blocks.
+//!
+//! An incomplete DATA frame stops its connection as well, but it holds nothing that is not bounded
+//! elsewhere, and a slow link may need its time for one.
 
 use weir_kubernetes::encoding::hpack::FieldCounter;
 use weir_kubernetes::numeric::{saturating_u64, saturating_usize};

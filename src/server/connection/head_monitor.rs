@@ -4,6 +4,11 @@
 //! is not complete. From then on the timeout runs, and the memory of the head is reserved from the
 //! [`HeadBudget`]. A head that arrives with one read needs neither the clock nor a timer. An idle
 //! connection has no head; [`idle_timeout`](crate::server::connection::idle_timeout) closes it.
+//!
+//! hyper's own timer also runs on idle connections, and closes them without a response. weir gives
+//! hyper a timer that never fires, and learns from it when hyper waits for a head. Bytes of a
+//! pipelined head that were read while a request with a body was in progress are unknown here; the
+//! time of that head starts with its next read.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::future::Future;

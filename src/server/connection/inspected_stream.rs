@@ -8,6 +8,10 @@
 //! The HTTP/1.1 library responds to a head that it cannot parse with a bare status line. The stream
 //! suppresses that response. weir's own is written when the library has returned the reason as the
 //! result of the connection.
+//!
+//! hyper cannot send GOAWAY with a reason (`abrupt_shutdown` of h2 is not reachable through it).
+//! The stream writes that frame behind what h2 has written, unless the client has stopped reading,
+//! and closes.
 
 use std::future::poll_fn;
 use std::io;

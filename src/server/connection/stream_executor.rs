@@ -5,6 +5,9 @@
 //! of its cost. If the last request of a connection completed at once, the next one is first polled
 //! in the connection's task. It becomes a task if it has to wait, as does the first request that is
 //! forwarded after a rejection.
+//!
+//! Authentication is a lookup and not a future, unless a token has to be verified: so most requests
+//! complete at once.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};

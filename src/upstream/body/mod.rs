@@ -1,4 +1,5 @@
-//! Request and response bodies, forwarded frame by frame.
+//! Request and response bodies, forwarded frame by frame, with the peers' flow control as
+//! back-pressure: buffering would break watches.
 
 pub(crate) mod body_pump;
 pub(crate) mod buffered_body;

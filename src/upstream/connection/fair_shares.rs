@@ -4,6 +4,8 @@
 //! switches share their buffers). A single holder gets half, two get a third each, and as much is
 //! always free for a new holder as any holder has. A request has several holders (its user and its
 //! network, for example) and takes a slot of each.
+//!
+//! A fixed number for each would be too many in one cluster and too few in the next.
 
 use std::collections::HashMap;
 use std::hash::Hash;

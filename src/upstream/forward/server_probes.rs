@@ -1,6 +1,11 @@
 //! Probes of the API servers' `/readyz`: each every two seconds, and at once after a failed request.
 //!
 //! A probe shows, too, whether a weir answers: each weir adds its ID to answers to probes of weirs.
+//! Addresses alone cannot tell: a load balancer has one of its own.
+//!
+//! There is one prober for the choice of a server and for weir's readiness. `/readyz` is a function
+//! of what the probes found and of the time (`upstream::servers::health`), so nothing waits for the
+//! API server to report that it hangs.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -6,6 +6,16 @@
 //! is fixed: hop-by-hop headers are removed first, then everything that could pass for an identity,
 //! and an asserted identity is written last.
 //!
+//! Only the protocol's own hop-by-hop headers are removed; what else `Connection` names is
+//! forwarded, as to kube-apiserver. So a client cannot remove a front proxy's identity headers by
+//! naming them there. Trailers lose what could pass for an identity, and all that only a head may
+//! say.
+//!
+//! No asserted value has space around it: Go's HTTP/1.1 would remove it, and `system:masters `
+//! would become another group. At least one group is always named: for a node or a service account
+//! that is impersonated without a group, the API server adds groups by weir's right and not by the
+//! client's.
+//!
 //! [`AuthMode`]: auth_mode::AuthMode
 //! [`RequestHead`]: request_head::RequestHead
 //!

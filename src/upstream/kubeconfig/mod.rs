@@ -7,6 +7,9 @@
 //! for a kubeconfig (`rest.InClusterConfig`). What weir will not do is an error and not ignored:
 //! unverified TLS, impersonation, a path prefix, and credentials that Kubernetes has removed. No
 //! diagnostic quotes a secret. Deliberately not here: reading files and the environment.
+//!
+//! A file, the merged files of `KUBECONFIG` and a service account become the same value, so the
+//! rest of weir does not know where a credential comes from. All of their files are watched.
 
 mod fields;
 mod user;

@@ -3,6 +3,11 @@
 //! Promises: a request that lists this weir's ID ([`cdn_loop`]) is never forwarded. Readiness fails
 //! only if a probe of weir's own returned, which the answer to it shows. The ID reaches Pods and
 //! aggregated servers, where anything may read and repeat it; none of them answers a probe.
+//!
+//! The pools append the ID, since no request for the API server bypasses them. A weir that receives
+//! a probe adds its ID to the answer, also to the 508 of a loop, so a probe that went round comes
+//! back with this weir's. A response that a proxy on the path could have given (429, 502, 503, 504,
+//! 508) changes nothing: otherwise a loop that throttles the probe would make readiness flap.
 
 pub mod cdn_loop;
 

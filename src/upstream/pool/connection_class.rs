@@ -3,6 +3,10 @@
 //!
 //! A watch keeps its stream for as long as its client likes. On connections for both, watches would
 //! take all streams, however many there are, and leave none for short requests.
+//!
+//! kube-apiserver allows 100 streams on each connection: 800 watches would take all of eight. The
+//! number of watch connections is bounded by file descriptors only, since a cluster has thousands
+//! of watches for good reason.
 
 /// The kind of connection that a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

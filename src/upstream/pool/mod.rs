@@ -15,6 +15,10 @@
 //! both sides more CPU. A read that finds none idle has another opened for later reads.
 //!
 //! Nothing is awaited under a lock.
+//!
+//! The libraries' pools keep one HTTP/2 connection and stop at its stream limit, so these are
+//! weir's own. A connection is shared once the peer's SETTINGS have arrived, and left as soon as
+//! GOAWAY is received.
 
 pub(crate) mod connection_class;
 pub(crate) mod failure_stats;

@@ -3,6 +3,10 @@
 //! Every request of every worker reads and writes these times, so they are written only as often as
 //! [`RESOLUTION`] says while the server answers. Relaxed: each is read alone, and nothing else
 //! depends on its order.
+//!
+//! Silence counts only beside an answer. A server that answers nothing may hang, or all of them
+//! wait for one etcd. Only if another one answers is a read sent there, once. A probe tells a slow
+//! list from a hung server before the two seconds are over.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

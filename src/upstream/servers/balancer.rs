@@ -3,6 +3,9 @@
 //! Two random choices spread the load nearly as evenly as a choice among all, and a server that has
 //! just returned, or that answers fast because it fails, does not get every request at once
 //! (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing").
+//!
+//! The counters are shared by the workers and slightly stale. The least of all would send every
+//! worker to the same server at once.
 
 /// A server that may be chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]

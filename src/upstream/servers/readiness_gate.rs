@@ -5,6 +5,11 @@
 //! request before `/readyz` has passed once, or [`MAX_CLOSED`] is over. A `/readyz` that fails later
 //! does not close the gate: it fails for a minute in each shutdown, in which the server still
 //! serves.
+//!
+//! A 403 of an authorizer without rules cannot be told from one that the client deserves. The gate
+//! opens after a minute in any case, since a `/readyz` may fail for good on a server that serves.
+//! weir's own calls pass it, too: otherwise each of them would need its own way to tell an early
+//! 403 from a missing right. Only probes go around it.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,8 @@
 //! Which addresses are API servers: what is configured, what its names resolve to, and what the
 //! EndpointSlices of the Service `kubernetes` list. Pure.
+//!
+//! Known servers stay until others have passed a probe: an empty list, a name that does not
+//! resolve, and addresses that no probe has reached never replace a working set.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -10,6 +10,9 @@
 //! (`delegator.ShouldDelegateList`). In older versions and for events, etcd serves the list. It
 //! walks its index over the keys to count them, as it does for kube-apiserver's own poll each
 //! minute.
+//!
+//! The list is of metadata only. Resources whose names suggest credentials are never listed, since
+//! metadata holds names and annotations.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -3,6 +3,9 @@
 //! Keys are 128-bit keyed hashes ([`LruKey`]), so that an entry has the same size for any client
 //! name, and collisions cannot be searched for. The entries form one list from the newest to the
 //! oldest, linked by index.
+//!
+//! There is one LRU for each limit, without shards: a sharded LRU evicts other keys than the single
+//! LRU of kube-apiserver's plugin. Keys are computed before the lock is taken.
 
 use std::collections::HashMap;
 

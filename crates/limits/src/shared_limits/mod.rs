@@ -5,6 +5,19 @@
 //! request waits for the network, and a server that is away changes no decision at once: the local
 //! share goes on.
 //!
+//! # Why it is built like this
+//!
+//! - The local share always goes on, so there is no mode to switch to when the server is away.
+//!   Answers set it to this replica's part of what is left.
+//! - Whatever was granted is charged, and a bucket may be in debt. So the rate is exact, and only
+//!   the burst is exceeded, by what is under way.
+//! - One task makes all calls, once in 50 ms. A request puts its key into a list under the lock
+//!   that it holds anyway; the list has its memory from the start.
+//! - The bucket is a script and not a counter for each second: a counter allows twice the rate at
+//!   its edge, and cannot be in debt. The server's time counts, since replicas' clocks differ.
+//! - Redis, and not the replicas themselves: a total that all agree on, also right after a
+//!   partition, is what a single server is good at. Where it is lost, only one burst is.
+//!
 //! # Bounds
 //!
 //! * All replicas together admit the burst and the rate, and at most their slices and one call's

@@ -1,6 +1,6 @@
 //! Replicas that share a bucket, in virtual time: the code that decides, without a network.
 //!
-//! `docs/scale.md` has figures of it.
+//! `docs/performance.md` has figures of it.
 
 use std::fmt::Write;
 use std::fs;
@@ -284,8 +284,8 @@ fn clients_that_keep_to_a_slow_rate_are_admitted_at_any_replica() {
     }
 }
 
-/// The table of docs/scale.md, between its marks.
-const MARK: &str = "<!-- fleet: made by src/shared_limits/simulation.rs -->";
+/// The table of docs/performance.md, between its marks.
+const MARK: &str = "<!-- fleet: made by crates/limits/src/shared_limits/simulation.rs -->";
 
 /// The accepted requests of each tenth of a second.
 fn tenths(fleet: &mut Fleet, time: Duration) -> Vec<u64> {
@@ -337,7 +337,7 @@ fn the_page_has_the_figures_of_this_simulation() {
             .unwrap();
         }
     }
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/scale.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/performance.md");
     let page = fs::read_to_string(path).unwrap();
     let [before, found, after] = page.split(MARK).collect::<Vec<_>>()[..] else {
         panic!("{path}: twice {MARK}");
@@ -347,5 +347,8 @@ fn the_page_has_the_figures_of_this_simulation() {
         fs::write(path, [before, MARK, &table, MARK, after].concat()).unwrap();
         return;
     }
-    assert_eq!(found, table, "docs/scale.md; WEIR_WRITE_DOCS=1 writes it");
+    assert_eq!(
+        found, table,
+        "docs/performance.md; WEIR_WRITE_DOCS=1 writes it"
+    );
 }

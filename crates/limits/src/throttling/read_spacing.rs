@@ -4,6 +4,9 @@
 //! A PING, an empty DATA frame or the reset of a request costs its sender nothing and weir some
 //! processor time. A connection may send them at a rate, with a burst. Beyond it, the connection
 //! stays open and is read in intervals, so that its client waits and not the other clients.
+//!
+//! The connection is not closed: a wrong guess about a new client's habits costs latency and no
+//! requests.
 
 use std::time::{Duration, Instant};
 

@@ -4,6 +4,9 @@
 //! A limit of a connection is worth little if the next connection begins with a full burst at once.
 //! After a violation, the new connections of its key are spaced for a while. Connections that are
 //! open stay as they are.
+//!
+//! Each new connection costs a TLS handshake. The delay also affects other clients of the same
+//! address, so it is short, and only for violations that cost weir work.
 
 use std::collections::HashMap;
 use std::hash::Hash;

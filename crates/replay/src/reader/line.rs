@@ -1,4 +1,7 @@
 //! A line of a log: an audit event, an arrival, or neither.
+//!
+//! An event repeats its user's groups. A thread that parses looks up the text of the user, the
+//! agent and the address, and parses it only if it is new.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;

@@ -4,6 +4,9 @@
 //! later. An item is given out when the log has got further than the window beyond it. One that
 //! comes later still gets the time of those that were given out before it. One wrong time far ahead
 //! would make all others late. So a log gets further than a day only with two items in succession.
+//!
+//! The window also has a number of requests, so memory is bounded for any log. What comes later is
+//! replayed late and counted; to sort it would need the log on disk.
 
 use std::collections::VecDeque;
 

@@ -5,6 +5,11 @@
 //!
 //! Things happen in the order of their times. Of those at the same time, what frees seats comes
 //! first, then arrivals, in the order of the log. So two replays of one log are the same.
+//!
+//! They are pure or take the time as an argument. Only what waits is the simulation's own: an
+//! agenda of future events takes the place of tasks and timers. A test runs the same requests
+//! through the live controller, in a runtime's paused time, and expects the same decisions and
+//! waits.
 
 mod agenda;
 mod arrivals;

@@ -1,5 +1,20 @@
 //! Reads the cluster's flow schemas and priority levels: lists and watches them with weir's own
 //! credentials, and keeps them over a restart. weir writes none of them.
+//!
+//! It uses weir's own API client and not the runtime of `kube`:
+//!
+//! - `kube` has a kubeconfig loader, a TLS set-up and an HTTP client of its own. There would be two
+//!   of each, with different answers to the same kubeconfig, and watches outside of weir's pools,
+//!   budgets and metrics. A watch needs a longer time limit than weir's other calls, and the
+//!   connections that watches share.
+//! - The objects are decoded as those of files are (`weir_kubernetes::api::flowcontrol`).
+//!   k8s-openapi has one type for each version, and is lenient in other ways.
+//! - A reflector for two small resources is a list, a watch and a pause. What it must not do wrong,
+//!   to replace a good set by an incomplete one, is a pure store (`flowcontrol::sources`).
+//! - After any failure the resource is listed again, and not watched from the last version: another
+//!   server may answer, with other versions. A list has some twenty objects.
+//! - The right to read is not reviewed first. The list says the same in one request instead of
+//!   four, also where reviews are not allowed.
 
 mod backoff;
 mod persistent_store;

@@ -1,4 +1,7 @@
 //! The API server, and the credentials of weir's own calls.
+//!
+//! `~/.kube/config` is never used by itself, as kubectl does: a service that takes a person's
+//! credentials by accident is worse than one that does not start.
 
 pub(super) mod kubeconfig;
 mod own_credentials;
