@@ -5,8 +5,8 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::agenda::Turn;
 use super::agenda::SimTime;
+use super::agenda::Turn;
 use super::agenda::workers::{RecordedSpan, Sending, WorkerId};
 use super::engine::Simulation;
 use super::limits::fairness::{Classified, RecordedEstimate};

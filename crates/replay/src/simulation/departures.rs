@@ -1,7 +1,7 @@
 //! Departures in a simulation: dispatches, ends, time-outs and rejections.
 
-use super::agenda::Turn;
 use super::agenda::SimTime;
+use super::agenda::Turn;
 use super::agenda::workers::WorkerId;
 use super::engine::Simulation;
 use super::limits::fairness::watch_duration;
