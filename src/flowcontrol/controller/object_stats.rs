@@ -11,7 +11,7 @@ use weir_flowcontrol::work_estimator::object_counts::{ListResponse, SavedCount, 
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use weir_kubernetes::api::list_scan::ListSummary;
 use weir_kubernetes::api::media_type::MediaType;
-use weir_kubernetes::api::watch_scan::InitialEvents;
+use weir_kubernetes::api::watch_frames::InitialEvents;
 
 /// The bytes that an object in protobuf is longer in storage than in a list. In storage, `k8s`,
 /// apiVersion and kind are added (15 bytes and their lengths). The list's own tag (3) and the
@@ -48,21 +48,19 @@ impl Controller {
         }
     }
 
-    /// Records the initial events of a watch. If not `complete`, there are at least as many
-    /// objects.
+    /// Records all initial events of a watch.
     pub(crate) fn record_initial_events(
         &self,
         watch: &ListRequest,
         events: InitialEvents,
         coding: MediaType,
-        complete: bool,
     ) {
         let answer = ListResponse {
             items: events.objects,
-            remaining_items: complete.then_some(0),
-            has_continue: !complete,
+            remaining_items: None,
+            has_continue: false,
             bytes: events.bytes,
-            accuracy: size_accuracy(coding, events.transformed, watch),
+            accuracy: size_accuracy(coding, false, watch),
         };
         if let Some(info) = watch.info() {
             self.object_counts

@@ -12,15 +12,10 @@ use http::{HeaderMap, Response, StatusCode, header, request};
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::list_samples::{ListRequest, ListSampleBuilder};
 use weir_flowcontrol::work_estimator::object_counts::lists_all_objects;
-use weir_kubernetes::api::gunzip::Gunzip;
 use weir_kubernetes::api::list_scan::ListScan;
 use weir_kubernetes::api::media_type::MediaType;
-use weir_kubernetes::api::watch_scan::WatchScan;
+use weir_kubernetes::api::watch_frames::InitialEvents;
 use weir_kubernetes::request_info::RequestInfo;
-
-/// Maximum of inflated event bytes of one watch. kube-apiserver does not compress them; a proxy
-/// before it may.
-const MAX_INFLATED_EVENT_BYTES: usize = 4 << 20;
 
 /// A list, or a watch that begins with one, whose response is worth observing.
 pub(crate) struct ObservedList {
@@ -37,36 +32,6 @@ pub(crate) enum ListObserver {
     },
     /// Copied in part, and inflated off the hot path.
     Compressed(ListSampleBuilder),
-}
-
-/// The initial events of a watch.
-pub(crate) struct InitialEventsObserver {
-    /// Boxed, since a watch outlives its initial events by far.
-    scan: Option<Box<WatchScan>>,
-    gunzip: Option<Box<Gunzip>>,
-    /// The media type, if it can be parsed, and whether the events are compressed.
-    coding: Option<(MediaType, bool)>,
-    observed_list: Option<ObservedList>,
-}
-
-/// How the initial events ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum InitialEventsEnd {
-    /// A bookmark marked the end: they were all.
-    Bookmark,
-    /// No data arrived for a while: there may be more.
-    Idle,
-}
-
-/// The object of the last event of a watch so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LastObject {
-    /// An event has begun and not ended.
-    Incomplete,
-    /// The last event has ended. Its object has this many bytes.
-    Complete(u64),
-    /// No event has begun, or the stream cannot be read.
-    Unknown,
 }
 
 impl ObservedList {
@@ -105,6 +70,12 @@ impl ObservedList {
         };
         Some(Box::new(observer))
     }
+
+    /// Records the initial events of a watch: all objects.
+    pub(crate) fn record_initial_events(self, events: InitialEvents, media_type: MediaType) {
+        self.controller
+            .record_initial_events(&self.request, events, media_type);
+    }
 }
 
 impl ListObserver {
@@ -131,79 +102,6 @@ impl ListObserver {
     }
 }
 
-impl InitialEventsObserver {
-    /// Of this response to a watch; the initial events are recorded if there is an `observed_list`.
-    pub(crate) fn for_response<B>(
-        response: &Response<B>,
-        observed_list: Option<ObservedList>,
-    ) -> Self {
-        Self {
-            scan: None,
-            gunzip: None,
-            coding: response_coding(response).zip(is_gzip(response.headers())),
-            observed_list,
-        }
-    }
-
-    /// Starts scanning the events if they are to be recorded, or if their ends are needed.
-    pub(crate) fn with_scan(mut self, needs_ends: bool) -> Self {
-        if let Some((coding, gzip)) = self.coding
-            && (needs_ends || self.observed_list.is_some())
-        {
-            self.scan = Some(Box::new(WatchScan::new(coding)));
-            self.gunzip = gzip.then(|| Box::new(Gunzip::new(MAX_INFLATED_EVENT_BYTES)));
-        }
-        self
-    }
-
-    /// Observes these bytes. Returns whether the bookmark has arrived.
-    pub(crate) fn feed(&mut self, data: &[u8]) -> bool {
-        let Some(scan) = &mut self.scan else {
-            return false;
-        };
-        let mut has_bookmark = false;
-        match &mut self.gunzip {
-            None => has_bookmark = scan.feed(data),
-            Some(gunzip) => gunzip.feed(data, |piece| has_bookmark |= scan.feed(piece)),
-        }
-        has_bookmark
-    }
-
-    /// Whether the initial events are recorded at their end.
-    pub(crate) const fn is_recording(&self) -> bool {
-        self.scan.is_some() && self.observed_list.is_some()
-    }
-
-    /// The object of the last event.
-    pub(crate) fn last_object(&self) -> LastObject {
-        match &self.scan {
-            Some(scan) if !scan.is_malformed() => match scan.last_object() {
-                _ if !scan.is_between_events() => LastObject::Incomplete,
-                Some(bytes) => LastObject::Complete(bytes),
-                None => LastObject::Unknown,
-            },
-            Some(_) | None => LastObject::Unknown,
-        }
-    }
-
-    /// Records the initial events at their end.
-    pub(crate) fn finish(&mut self, end: InitialEventsEnd) {
-        self.gunzip = None;
-        let (Some(scan), Some((coding, _)), Some(listing)) =
-            (self.scan.take(), self.coding, self.observed_list.take())
-        else {
-            return;
-        };
-        if !scan.is_malformed() {
-            let complete = end == InitialEventsEnd::Bookmark;
-            let events = scan.initial_events();
-            listing
-                .controller
-                .record_initial_events(&listing.request, events, coding, complete);
-        }
-    }
-}
-
 /// Whether the response may contain the objects themselves: one of the accepted media types has no
 /// `as`.
 fn asks_for_objects(headers: &HeaderMap) -> bool {
@@ -226,6 +124,11 @@ fn is_transformed(media_type: &[u8]) -> bool {
                 .to_ascii_lowercase()
                 .starts_with(b"as=")
         })
+}
+
+/// The media type of a response that is not compressed. kube-apiserver compresses no watch.
+pub(crate) fn plain_media_type<B>(response: &Response<B>) -> Option<MediaType> {
+    response_coding(response).filter(|_| is_gzip(response.headers()) == Some(false))
 }
 
 fn response_coding<B>(response: &Response<B>) -> Option<MediaType> {

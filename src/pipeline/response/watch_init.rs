@@ -13,15 +13,14 @@ use http::{Response, Version};
 use tokio::time::Sleep;
 
 use crate::pipeline::response::deadlines::DeadlineGuard;
-use crate::pipeline::response::list_observer::{
-    InitialEventsEnd, InitialEventsObserver, LastObject,
-};
+use crate::pipeline::response::list_observer::{ObservedList, plain_media_type};
+use weir_kubernetes::api::media_type::MediaType;
+use weir_kubernetes::api::watch_frames::WatchFrames;
 use weir_kubernetes::request_info::RequestInfo;
 
-/// The initial events have ended for certain when no data has arrived for this long: many times
-/// what kube-apiserver needs between two events that are at hand. Seats are held for as long only
-/// in the middle of an event.
-const INITIAL_EVENTS_IDLE: Duration = Duration::from_millis(100);
+/// In the middle of an event, seats are held for this long without data: many times what
+/// kube-apiserver needs to continue.
+const INCOMPLETE_EVENT_SILENCE: Duration = Duration::from_millis(100);
 
 /// How long a watch without data holds its seats: as long as the response head took, within these
 /// bounds. A healthy server sends the head in one to three milliseconds, and events that are at
@@ -35,19 +34,18 @@ const MAX_SILENCE: Duration = Duration::from_millis(5);
 const HTTP2_WRITE_BUFFER: u64 = 4096;
 const HTTP1_WRITE_BUFFER: u64 = 2048;
 
-/// Of the bytes of an event, those around its object.
-const EVENT_ENVELOPE: u64 = 64;
-
 /// A watch releases its seats after this time at the latest, whatever its stream contains.
 pub(crate) const INITIALIZATION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A watch whose initial events are observed: until its seats are released, or longer if the events
-/// are recorded.
+/// A watch whose initial events are observed: until its seats are released, or until the bookmark.
 pub(crate) struct WatchInitialization {
     /// `None` once the seats are released.
     seats_end: Option<SeatsEnd>,
     ends_with_bookmark: bool,
-    observer: InitialEventsObserver,
+    /// `None` if the stream cannot be read.
+    frames: Option<WatchFrames>,
+    /// What the initial events are counted as, if they end with the bookmark.
+    observed_list: Option<(ObservedList, MediaType)>,
     /// Of the current silence.
     timer: Option<Pin<Box<Sleep>>>,
     /// Of the time-out that releases the seats when the initialization takes too long.
@@ -74,8 +72,8 @@ enum SeatsEnd {
     Silence {
         /// How long it is.
         length: Duration,
-        /// The last object before it may have this many bytes to end the initial events at once.
-        flushed_object: u64,
+        /// The last event before it may have this many bytes to end the initial events at once.
+        flushed_event: u64,
     },
 }
 
@@ -129,7 +127,7 @@ impl WatchInitialization {
     pub(crate) fn start<B>(
         info: &RequestInfo<'_>,
         response: &Response<B>,
-        events: InitialEventsObserver,
+        observed_list: Option<ObservedList>,
         head_took: Duration,
         holds_concurrency: bool,
     ) -> Option<Box<Self>> {
@@ -137,9 +135,11 @@ impl WatchInitialization {
         if !form.starts_with_objects {
             return None;
         }
+        let media_type = plain_media_type(response);
+        let ends_with_bookmark = form.ends_with_bookmark && media_type.is_some();
         let seats_end = if form.is_ready_with_head || !holds_concurrency {
             None
-        } else if form.ends_with_bookmark {
+        } else if ends_with_bookmark {
             Some(SeatsEnd::Bookmark)
         } else {
             let buffer = match response.version() {
@@ -148,21 +148,16 @@ impl WatchInitialization {
             };
             Some(SeatsEnd::Silence {
                 length: head_took.clamp(MIN_SILENCE, MAX_SILENCE),
-                flushed_object: if form.selects {
-                    0
-                } else {
-                    buffer.saturating_sub(EVENT_ENVELOPE)
-                },
+                flushed_event: if form.selects { 0 } else { buffer },
             })
         };
         // The bookmark is detected in any case: the time until it arrives is measured.
-        let needs_scan = seats_end.is_some() || form.ends_with_bookmark;
-        let observer = events.with_scan(needs_scan);
-        (needs_scan || observer.is_recording()).then(|| {
+        (seats_end.is_some() || ends_with_bookmark).then(|| {
             Box::new(Self {
                 seats_end,
-                ends_with_bookmark: form.ends_with_bookmark,
-                observer,
+                ends_with_bookmark,
+                frames: media_type.map(WatchFrames::new),
+                observed_list: observed_list.zip(media_type),
                 timer: None,
                 timeout_guard: None,
             })
@@ -182,10 +177,15 @@ impl WatchInitialization {
     /// Observes these bytes.
     pub(super) fn feed(&mut self, data: &[u8]) -> InitializationEnd {
         self.timer = None;
-        if !(self.observer.feed(data) && self.ends_with_bookmark) {
+        let Some(frames) = &mut self.frames else {
+            return InitializationEnd::default();
+        };
+        if !(frames.feed(data) && self.ends_with_bookmark) {
             return InitializationEnd::default();
         }
-        self.observer.finish(InitialEventsEnd::Bookmark);
+        if let Some((list, media_type)) = self.observed_list.take() {
+            list.record_initial_events(frames.initial_events(), media_type);
+        }
         InitializationEnd {
             seats: self.release_seats(),
             bookmark: true,
@@ -195,43 +195,41 @@ impl WatchInitialization {
 
     /// Polled while there is no data.
     pub(super) fn poll_idle(&mut self, cx: &mut Context<'_>) -> InitializationEnd {
-        let mut end = InitializationEnd::default();
-        while !end.observation && self.poll_silence(cx) {
-            if self.release_seats() {
-                end.seats = true;
-                end.observation = !self.ends_with_bookmark && !self.observer.is_recording();
-            } else {
-                self.observer.finish(InitialEventsEnd::Idle);
-                end.observation = true;
-            }
+        if !self.poll_silence(cx) {
+            return InitializationEnd::default();
         }
-        end
+        InitializationEnd {
+            seats: self.release_seats(),
+            bookmark: false,
+            observation: true,
+        }
     }
 
-    /// Polls whether the silence is long enough for the next step.
+    /// Polls whether the silence is long enough to release the seats.
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> bool {
-        let silence = match self.seats_end {
-            Some(SeatsEnd::Silence {
-                length,
-                flushed_object,
-            }) => match self.observer.last_object() {
-                LastObject::Complete(bytes) if bytes <= flushed_object => return true,
-                LastObject::Complete(_) | LastObject::Unknown => length,
-                LastObject::Incomplete => INITIAL_EVENTS_IDLE, // the server is still writing
-            },
-            // However long that takes.
-            Some(SeatsEnd::Bookmark) => return false,
-            None if self.ends_with_bookmark => return false,
-            None => INITIAL_EVENTS_IDLE,
+        let Some(SeatsEnd::Silence {
+            length,
+            flushed_event,
+        }) = self.seats_end
+        else {
+            return false; // the bookmark, however long that takes
+        };
+        let frames = self.frames.as_ref().filter(|frames| !frames.is_malformed());
+        let silence = match frames {
+            Some(frames) if !frames.is_between_events() => INCOMPLETE_EVENT_SILENCE,
+            Some(frames)
+                if frames
+                    .last_event()
+                    .is_some_and(|event| event <= flushed_event) =>
+            {
+                return true;
+            }
+            Some(_) | None => length,
         };
         let timer = self
             .timer
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(silence)));
-        let is_over = timer.as_mut().poll(cx).is_ready();
-        if is_over {
-            self.timer = None;
-        }
-        is_over
+        timer.as_mut().poll(cx).is_ready()
     }
 
     /// Returns whether the watch has held seats until now.

@@ -28,7 +28,7 @@ use crate::pipeline::response::deadlines::{Deadlines, SlowReader};
 use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::response::guarded::{BodyLifetime, GuardedBody};
 use crate::pipeline::response::in_flight::{MonitoredUpload, ResponseGuard};
-use crate::pipeline::response::list_observer::{InitialEventsObserver, ListObserver, ObservedList};
+use crate::pipeline::response::list_observer::{ListObserver, ObservedList};
 use crate::pipeline::response::response_reader::{ResponseReader, WorkerMemoryLimit};
 use crate::pipeline::response::watch_init::{INITIALIZATION_TIMEOUT, WatchInitialization};
 use crate::pipeline::steps::arrival::RequestDeadline;
@@ -381,9 +381,8 @@ fn release_at_response<B>(
         return None;
     }
     let initialization = if status.is_success() {
-        let events = InitialEventsObserver::for_response(response, observed_list);
         let holds_concurrency = permit.holds_concurrency();
-        WatchInitialization::start(info, response, events, head_took, holds_concurrency)
+        WatchInitialization::start(info, response, observed_list, head_took, holds_concurrency)
     } else {
         None
     };

@@ -203,7 +203,7 @@ impl ObjectCounts {
                 return;
             }
             *entry = ResourceCount {
-                count: Some(count.resolve(entry.count.unwrap_or_default())),
+                count: Some(count),
                 // A response without a size keeps the last one.
                 size: size.map_or(entry.size, |size| Some(size.better_of(entry.size))),
                 counted_at: now,
@@ -213,7 +213,7 @@ impl ObjectCounts {
             return;
         }
         let counted = ResourceCount {
-            count: Some(count.resolve(0)),
+            count: Some(count),
             size,
             counted_at: now,
             server_counted_at: None,
@@ -511,34 +511,13 @@ pub fn lists_objects(list: &RequestInfo<'_>) -> bool {
         && list.subresource().is_empty()
 }
 
-/// The number of objects.
-#[derive(Clone, Copy)]
-enum TotalCount {
-    Exact(u64),
-    AtLeast(u64),
-}
-
-impl TotalCount {
-    fn resolve(self, previous: u64) -> u64 {
-        match self {
-            Self::Exact(count) => count,
-            Self::AtLeast(count) => count.max(previous),
-        }
-    }
-}
-
 /// The number of objects, if the response contains it.
-fn total_count(list: &RequestInfo<'_>, response: ListResponse) -> Option<TotalCount> {
+fn total_count(list: &RequestInfo<'_>, response: ListResponse) -> Option<u64> {
     if !lists_all_objects(list) {
         return None;
     }
     match response.remaining_items {
-        Some(remaining) => response.items.checked_add(remaining).map(TotalCount::Exact),
-        None if !response.has_continue => Some(TotalCount::Exact(response.items)),
-        // The initial events of a watch without a bookmark at their end.
-        None if *list.verb() == Verb::Watch && response.items > 0 => {
-            Some(TotalCount::AtLeast(response.items))
-        }
-        None => None,
+        Some(remaining) => response.items.checked_add(remaining),
+        None => (!response.has_continue).then_some(response.items),
     }
 }

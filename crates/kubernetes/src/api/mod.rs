@@ -8,7 +8,7 @@ pub mod status;
 pub mod time;
 pub mod user;
 mod walk;
-pub mod watch_scan;
+pub mod watch_frames;
 
 pub use status::Status;
 pub use user::UserInfo;

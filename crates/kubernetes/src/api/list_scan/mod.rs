@@ -22,7 +22,6 @@ use crate::api::walk::{CborWalker, JsonWalker};
 use crate::numeric::saturating_u64;
 
 pub use crate::api::list_scan::totals::ListSummary;
-pub(super) use crate::api::list_scan::totals::is_transformed_kind;
 
 /// Scans one body, chunk by chunk.
 #[derive(Debug)]
