@@ -9,5 +9,4 @@
 mod collector;
 pub mod controller;
 pub(crate) mod level;
-pub(crate) mod list_samples;
 pub mod sources;

@@ -27,7 +27,6 @@ use crate::flowcontrol::level::{
     ArrivalError, ArrivalOutcome, ArrivingRequest, LevelSummary, PriorityLevel, SchemaRoute,
     SeatPermit,
 };
-use crate::flowcontrol::list_samples::ListSampleQueue;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
@@ -56,7 +55,6 @@ pub struct Controller {
     pub(super) drained: Arc<Notify>,
     pub(super) watch_tracker: Arc<Mutex<WatchTracker>>,
     pub(super) object_counts: Mutex<ObjectCounts>,
-    pub(super) list_samples: Arc<ListSampleQueue>,
     pub(super) object_counting: ObjectCounting,
     /// Limits the log messages about simulated rejections.
     pub(super) dry_run_log: Arc<LogLimiter>,
@@ -114,7 +112,6 @@ impl Controller {
             drained,
             watch_tracker: Arc::default(),
             object_counts: Mutex::default(),
-            list_samples: Arc::default(),
             object_counting: ObjectCounting::new(registry),
             dry_run_log: Arc::default(),
             seats_gauge,
@@ -253,10 +250,6 @@ impl Controller {
     /// # Cancel safety
     /// No step is left unfinished.
     pub(crate) async fn run(&self) {
-        tokio::join!(self.run_maintenance(), self.process_list_samples());
-    }
-
-    async fn run_maintenance(&self) {
         let mut adjustments = interval(BORROWING_ADJUSTMENT_PERIOD);
         adjustments.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

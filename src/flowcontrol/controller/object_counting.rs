@@ -33,17 +33,6 @@ impl Controller {
         }
     }
 
-    /// Whether a partial list is useful: the number of objects is known, but not their size.
-    #[must_use]
-    pub(crate) fn lacks_size(&self, info: &RequestInfo<'_>) -> bool {
-        self.object_counting.is_enabled()
-            && lists_objects(info)
-            && self
-                .object_counts
-                .lock()
-                .lacks_size(info.api_group(), info.resource())
-    }
-
     /// The next call to the API server, and when to make it.
     #[must_use]
     pub(crate) fn next_count_call(&self) -> NextCountCall {

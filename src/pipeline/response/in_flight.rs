@@ -1,8 +1,8 @@
 //! What a response body holds: the stream guard, the trace, the permit; and what is learned from
 //! the bytes that pass.
 //!
-//! Two things are detected in bodies: the end of a watch's initial events, which releases its
-//! seats, and the number and size of objects, which estimate the cost of later lists and watches.
+//! Two things are learned from bodies: the end of a watch's initial events, which releases its
+//! seats, and the length of lists, which estimates the cost of later lists and watches.
 
 use std::sync::Arc;
 use std::task::Context;
@@ -19,7 +19,7 @@ use crate::pipeline::response::deadlines::{
     DeadlineGuard, Deadlines, Expire, SlowTransfer, Transfer, TransferPhase,
 };
 use crate::pipeline::response::guarded::{BodyGuard, GuardedBody};
-use crate::pipeline::response::list_observer::ListObserver;
+use crate::pipeline::response::list_length::ListLength;
 use crate::pipeline::response::response_reader::WorkerMemoryLimit;
 use crate::pipeline::response::watch_init::{InitializationEnd, WatchInitialization};
 use crate::pipeline::trace::Trace;
@@ -37,7 +37,7 @@ pub(crate) struct ResponseGuard {
     pub(crate) watch: Option<Box<WatchInitialization>>,
     /// The request body, if the response may have come before its end.
     pub(crate) upload: Option<MonitoredUpload>,
-    pub(crate) list: Option<Box<ListObserver>>,
+    pub(crate) list: Option<Box<ListLength>>,
     /// Of a response that may be read ahead.
     pub(crate) read_ahead: Option<Arc<WorkerMemoryLimit>>,
     pub(crate) active_request: Option<ActiveRequest>,

@@ -13,7 +13,7 @@ use http::{Response, Version};
 use tokio::time::Sleep;
 
 use crate::pipeline::response::deadlines::DeadlineGuard;
-use crate::pipeline::response::list_observer::{ObservedList, plain_media_type};
+use crate::pipeline::response::list_length::{ObservedList, plain_media_type};
 use weir_kubernetes::api::media_type::MediaType;
 use weir_kubernetes::api::watch_frames::WatchFrames;
 use weir_kubernetes::request_info::RequestInfo;

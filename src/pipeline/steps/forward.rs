@@ -28,7 +28,7 @@ use crate::pipeline::response::deadlines::{Deadlines, SlowReader};
 use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::response::guarded::{BodyLifetime, GuardedBody};
 use crate::pipeline::response::in_flight::{MonitoredUpload, ResponseGuard};
-use crate::pipeline::response::list_observer::{ListObserver, ObservedList};
+use crate::pipeline::response::list_length::{ListLength, ObservedList};
 use crate::pipeline::response::response_reader::{ResponseReader, WorkerMemoryLimit};
 use crate::pipeline::response::watch_init::{INITIALIZATION_TIMEOUT, WatchInitialization};
 use crate::pipeline::steps::arrival::RequestDeadline;
@@ -210,7 +210,7 @@ impl ForwardingStep {
         let holds_seats = watch.as_ref().is_some_and(|watch| watch.holds_seats());
         let seats_until = holds_seats.then(|| Clock.now() + INITIALIZATION_TIMEOUT);
         in_flight.keep_watch_seats_until(seats_until);
-        let list = self.list_observer(subject.info, observed_list, &response);
+        let list = self.list_length(subject.info, observed_list, &response);
         let slow_reader = SlowReader::new(is_proven, deadline.is_none());
         let read_ahead = slow_reader == SlowReader::ReadAhead;
         let guard = in_place::boxed(|| ResponseGuard {
@@ -322,20 +322,20 @@ impl ForwardingStep {
         }
     }
 
-    /// The observer of a list response. A resource that clients list becomes one that weir may
-    /// count itself.
-    fn list_observer<B>(
+    /// The length of a list response. A resource that clients list becomes one that weir may count
+    /// itself.
+    fn list_length<B>(
         &self,
         info: &RequestInfo<'_>,
         observed_list: Option<ObservedList>,
         response: &Response<B>,
-    ) -> Option<Box<ListObserver>> {
+    ) -> Option<Box<ListLength>> {
         if let Some(controller) = &self.controller
             && response.status() == StatusCode::OK
         {
             controller.record_listed_resource(info);
         }
-        observed_list?.observer_for(response)
+        observed_list?.length_of(response)
     }
 
     /// Sends the request on the class of connection that it needs.

@@ -10,18 +10,19 @@
 //! watches are counted.
 
 pub mod count_schedule;
+mod list_query;
 pub mod object_counts;
 pub mod resource_metrics;
 #[cfg(test)]
 mod tests;
 pub mod watch_tracker;
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::fairqueuing::seats::WorkEstimate;
+use crate::work_estimator::list_query::ListQuery;
 use weir_kubernetes::numeric::saturating_u32;
-use weir_kubernetes::request_info::{Query, RequestInfo, Verb};
+use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 pub use self::object_counts::ObjectStats;
 
@@ -117,7 +118,8 @@ fn estimate_list(info: &RequestInfo<'_>, max_seats: u32, context: &impl Estimate
     if is_watch && !options.wants_initial_events() {
         return MIN_SEATS;
     }
-    let from_cache = is_watch || !options.should_delegate_list(limit, context);
+    let from_cache =
+        is_watch || !options.should_delegate_list(limit, || context.consistent_reads_from_cache());
     let (count, average_size) = match context.object_stats(info.api_group(), info.resource()) {
         ObjectStats::Counted {
             count,
@@ -168,80 +170,4 @@ fn estimate_mutation(
         ..ONE_SEAT
     };
     work.narrowed_to(max_seats)
-}
-
-/// The query of a list, as `metav1.ListOptions`. Selectors are not parsed.
-#[derive(Clone, Copy)]
-struct ListQuery<'a>(Query<'a>);
-
-/// An integer option does not parse.
-struct InvalidInteger;
-
-impl<'a> ListQuery<'a> {
-    /// The value of a parameter. Empty if it is absent.
-    fn get(self, key: &str) -> Cow<'a, [u8]> {
-        self.0.first(key).unwrap_or_default()
-    }
-
-    fn get_integer(self, key: &str) -> Result<Option<i64>, InvalidInteger> {
-        let parse = |text: &[u8]| str::from_utf8(text).ok()?.parse().ok();
-        self.0
-            .first(key)
-            .map(|text| parse(&text).ok_or(InvalidInteger))
-            .transpose()
-    }
-
-    /// The limit, if it is positive. Also validates `timeoutSeconds`.
-    fn decode_integers(self) -> Result<Option<u64>, InvalidInteger> {
-        let limit = self.get_integer("limit")?;
-        self.get_integer("timeoutSeconds")?;
-        Ok(limit
-            .and_then(|limit| u64::try_from(limit).ok())
-            .filter(|&limit| limit > 0))
-    }
-
-    /// Whether a watch begins with all current objects: it requests them, or has no start version.
-    fn wants_initial_events(self) -> bool {
-        let requested = self
-            .0
-            .first("sendInitialEvents")
-            .is_some_and(|text| is_true(&text));
-        requested || matches!(&*self.get("resourceVersion"), b"" | b"0")
-    }
-
-    /// Whether kube-apiserver has to read from etcd: `delegator.ShouldDelegateList`, apart from
-    /// snapshots.
-    fn should_delegate_list(self, limit: Option<u64>, context: &impl EstimateContext) -> bool {
-        match &*self.get("resourceVersionMatch") {
-            b"" => {}
-            b"NotOlderThan" => return false,
-            _ => return true,
-        }
-        if !self.get("continue").is_empty() {
-            return true;
-        }
-        match &*self.get("resourceVersion") {
-            b"" => !context.consistent_reads_from_cache(),
-            b"0" => false,
-            _ => limit.is_some(),
-        }
-    }
-
-    fn has_selector(self) -> bool {
-        ["fieldSelector", "labelSelector"]
-            .iter()
-            .any(|key| !self.get(key).is_empty())
-    }
-}
-
-/// `Convert_Slice_string_To_Pointer_bool`: all but `0` and what folds to `false`. Under Unicode's
-/// folding `ſ` is an `s`.
-fn is_true(text: &[u8]) -> bool {
-    let is_false = match text {
-        [fal @ .., 0xC5, 0xBF, e] => {
-            fal.eq_ignore_ascii_case(b"fal") && e.eq_ignore_ascii_case(&b'e')
-        }
-        _ => text.eq_ignore_ascii_case(b"false"),
-    };
-    text != b"0" && !is_false
 }

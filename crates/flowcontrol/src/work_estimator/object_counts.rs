@@ -9,20 +9,20 @@
 //!    resource that they do not contain is not stored there, and the API server has no count of it
 //!    either: one seat.
 //! 2. Responses, where there are no metrics, or where they contain the resource without a figure
-//!    (-1). The newest response counts, of either kind:
-//!    - a list of all objects that passes through weir, its first page that says how many remain,
-//!      or the initial events of a watch;
+//!    (-1). The newest response counts, of these kinds:
 //!    - weir's own list of one object (`count_schedule`), for a resource that is listed through
-//!      weir and has no count, or one that is older than ten minutes.
+//!      weir and has no count, or one that is older than ten minutes;
+//!    - the initial events of a watch that passes through weir, up to their bookmark;
+//!    - a list of all objects that passes through weir. Only its length is known. The estimate
+//!      needs no more, since it is the number times the size.
 //! 3. None: one seat.
 //!
 //! Clients list once and watch from then on, so hours may pass between two responses. An old count
 //! is still the best one: it is valid until the next one.
 //!
-//! Sizes come from metrics and from responses that pass through weir. A list of one object has no
-//! useful size. Without any other source, the estimate uses the largest object that etcd stores, as
-//! kube-apiserver does, until a list of some of the objects (of a namespace, of a selection) has
-//! passed.
+//! Sizes come from metrics, from initial events, and from the length of lists divided by the count.
+//! Where neither the size nor the API server's own assumption is known, an object has
+//! [`ASSUMED_OBJECT_SIZE`].
 //!
 //! Names of resources come from responses with 200, not from requests, so invented names take no
 //! memory.
@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::work_estimator::list_query::ListQuery;
 use crate::work_estimator::resource_metrics::ServerCount;
 use weir_kubernetes::numeric::saturating_u64;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
@@ -57,9 +58,10 @@ const SERVER_COUNT_TTL: Duration = Duration::from_secs(3 * 60);
 /// A count that is this old is polled again, for a resource that is still listed.
 const POLL_INTERVAL: Duration = Duration::from_secs(10 * 60);
 
-/// A size this new needs no further measurement. No other source is as new: kube-apiserver's own
-/// counts are up to two minutes old.
-const FRESH_SIZE_TTL: Duration = Duration::from_secs(1);
+/// The assumed size of an object, in bytes. The estimate of a list whose length was seen is the
+/// same for any value; this one decides about pages. A page of 500 objects, as client-go requests
+/// it, then costs at most as much as the most expensive list from memory (10 seats).
+const ASSUMED_OBJECT_SIZE: u64 = 2000;
 
 /// The count that kube-apiserver assumes for an unknown one (`workEstimator`: "infinite").
 const INFINITE_COUNT: u64 = 1_000_000_000;
@@ -88,16 +90,22 @@ pub enum ObjectStats {
     NotFound,
 }
 
-/// A successful response to a list, or the initial events of a watch.
+/// A list, or a watch that begins with one, whose response contains all objects of a resource or
+/// the first page of them.
+#[derive(Clone, Debug)]
+pub struct FullList {
+    /// `resource.group`.
+    key: Box<[u8]>,
+    /// The most objects in the response.
+    limit: u64,
+}
+
+/// A successful response to a [`FullList`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListResponse {
-    /// The number of its items.
-    pub items: u64,
-    /// Its `metadata.remainingItemCount`.
-    pub remaining_items: Option<u64>,
-    /// Whether it has a `metadata.continue`, so that more pages follow.
-    pub has_continue: bool,
-    /// The length of its items in bytes, as encoded.
+    /// The number of its objects, if it is known: all of them.
+    pub objects: Option<u64>,
+    /// Its length in bytes.
     pub bytes: u64,
     /// The accuracy of that length as a measure of the stored length.
     pub accuracy: SizeAccuracy,
@@ -121,7 +129,7 @@ pub enum SizeAccuracy {
 
 #[derive(Clone, Copy, Debug)]
 struct ResourceCount {
-    /// `None` if the server's metrics contain the resource, and no source has a count.
+    /// `None` if no source has a count. `size` may have the length of a list.
     count: Option<u64>,
     /// The time of the count.
     counted_at: Instant,
@@ -142,6 +150,9 @@ pub struct SavedCount {
     counted: u64,
     /// Bytes, accuracy and age.
     size: Option<(u64, SizeAccuracy, u64)>,
+    /// [`ObjectSize::list_limit`].
+    #[serde(default)]
+    list_limit: Option<u64>,
     server_counted: Option<u64>,
     server_named: Option<u64>,
 }
@@ -158,21 +169,64 @@ enum CountSource {
     Responses,
 }
 
-/// The average size of an object.
+/// The average size of an object, or the length of a list while there is no count.
 #[derive(Clone, Copy, Debug)]
 struct ObjectSize {
     bytes: u64,
+    /// The most objects in the list, if `bytes` is the length of one.
+    list_limit: Option<u64>,
     accuracy: SizeAccuracy,
     measured_at: Instant,
 }
 
-impl ObjectSize {
-    fn from_response(response: ListResponse, now: Instant) -> Option<Self> {
+impl FullList {
+    /// `None` if the response may contain only a part of the objects, and no first page.
+    #[must_use]
+    pub fn of(list: &RequestInfo<'_>) -> Option<Self> {
+        let is_set = |key| {
+            list.query()
+                .first(key)
+                .is_some_and(|value| !value.is_empty())
+        };
+        let is_full = lists_objects(list)
+            && list.namespace().is_empty()
+            && list.name().is_empty()
+            && ![
+                "continue",
+                "fieldSelector",
+                "labelSelector",
+                "shardSelector",
+            ]
+            .into_iter()
+            .any(is_set);
+        if !is_full {
+            return None;
+        }
+        let limit = ListQuery(list.query()).decode_integers().ok()?;
+        // The watch cache ignores the limit at version 0.
+        let is_limited = *list.verb() == Verb::List
+            && list.query().first("resourceVersion").as_deref() != Some(b"0");
+        let mut key = Vec::new();
+        write_key(&mut key, list.api_group(), list.resource());
         Some(Self {
-            bytes: response.bytes.checked_div(response.items)?,
-            accuracy: response.accuracy,
-            measured_at: now,
+            key: key.into(),
+            limit: limit.filter(|_| is_limited).unwrap_or(u64::MAX),
         })
+    }
+}
+
+impl ObjectSize {
+    /// What is known of the size if the number of objects is `count`.
+    fn with_count(self, count: Option<u64>) -> Option<Self> {
+        match (count, self.list_limit) {
+            (Some(_), None) | (None, Some(_)) => Some(self),
+            (Some(count), Some(limit)) => Some(Self {
+                bytes: self.bytes.checked_div(count.min(limit))?,
+                list_limit: None,
+                ..self
+            }),
+            (None, None) => None,
+        }
     }
 
     /// The size to use, of two.
@@ -184,65 +238,59 @@ impl ObjectSize {
                 // That the server does not know the size is valid for as long as it says so.
                 && (other.bytes > 0 || is_server_count_valid(Some(other.measured_at), self.measured_at))
         };
-        other.filter(holds).unwrap_or(self)
+        // All objects are at least as long as the longest page.
+        let is_shorter_page = |other: &Self| {
+            self.list_limit.is_some_and(|limit| limit < u64::MAX)
+                && other.list_limit.is_some()
+                && other.bytes > self.bytes
+        };
+        other
+            .filter(|other| holds(other) || is_shorter_page(other))
+            .unwrap_or(self)
+    }
+
+    /// The objects of a list of this length.
+    fn assumed_stats(self) -> ObjectStats {
+        let count = (self.bytes / ASSUMED_OBJECT_SIZE).max(1);
+        ObjectStats::Counted {
+            count,
+            average_size: self.bytes.div_ceil(count),
+        }
     }
 }
 
 impl ObjectCounts {
-    /// Records the response to `list`, if it contains a count.
-    pub fn record_list(&mut self, now: Instant, list: &RequestInfo<'_>, response: ListResponse) {
-        let size = ObjectSize::from_response(response, now);
-        let Some(count) = total_count(list, response) else {
-            self.record_partial_list(list, size);
-            return;
+    /// Records the response to `list`.
+    pub fn record_list(&mut self, now: Instant, list: &FullList, response: ListResponse) {
+        let known = self.resources.get(&list.key).copied();
+        let from_server = known.filter(|known| is_server_count_valid(known.server_counted_at, now));
+        let previous = known.filter(|known| known.count.is_some_and(|count| count > 0));
+        // A count outlives a list whose number of objects is not known: the size follows from it.
+        let kept = from_server.or_else(|| previous.filter(|_| response.objects.is_none()));
+        let count = kept.map_or(response.objects, |kept| kept.count);
+        let measured = ObjectSize {
+            bytes: response.bytes,
+            list_limit: Some(list.limit),
+            accuracy: response.accuracy,
+            measured_at: now,
         };
-        if let Some(entry) = self.find(list.api_group(), list.resource()) {
-            if is_server_count_valid(entry.server_counted_at, now) {
-                // It may not contain the size.
-                entry.size = size.map_or(entry.size, |size| Some(size.better_of(entry.size)));
-                return;
-            }
-            *entry = ResourceCount {
-                count: Some(count),
-                // A response without a size keeps the last one.
-                size: size.map_or(entry.size, |size| Some(size.better_of(entry.size))),
-                counted_at: now,
-                server_counted_at: None,
-                server_named_at: entry.server_named_at,
-            };
-            return;
-        }
+        let other = known
+            .and_then(|known| known.size)
+            .and_then(|size| size.with_count(count));
+        // A response without a size keeps the last one.
+        let size = measured
+            .with_count(response.objects.or(count))
+            .map_or(other, |measured| Some(measured.better_of(other)));
         let counted = ResourceCount {
-            count: Some(count),
+            count,
+            counted_at: kept.map_or(now, |kept| kept.counted_at),
             size,
-            counted_at: now,
-            server_counted_at: None,
-            server_named_at: None,
+            server_counted_at: from_server.and_then(|known| known.server_counted_at),
+            server_named_at: known.and_then(|known| known.server_named_at),
         };
+        self.key.clear();
+        self.key.extend_from_slice(&list.key);
         self.insert(counted);
-    }
-
-    /// Records the size of some of the objects. It is used while there is a count and no other
-    /// size.
-    fn record_partial_list(&mut self, list: &RequestInfo<'_>, size: Option<ObjectSize>) {
-        if let Some(entry) = self.find(list.api_group(), list.resource())
-            && entry.count.is_some()
-            && entry.size.is_none()
-        {
-            entry.size = size
-                .filter(|size| size.accuracy > SizeAccuracy::Abridged)
-                .map(|size| ObjectSize {
-                    accuracy: SizeAccuracy::Abridged,
-                    ..size
-                });
-        }
-    }
-
-    /// Whether a resource has a count and no size.
-    pub fn lacks_size(&mut self, api_group: &[u8], resource: &[u8]) -> bool {
-        let entry = self.find(api_group, resource);
-        resource != EVENTS
-            && entry.is_some_and(|entry| entry.count.is_some() && entry.size.is_none())
     }
 
     /// Records the count of a list of one object, which weir requested.
@@ -260,7 +308,9 @@ impl ObjectCounts {
         let counted = ResourceCount {
             count: Some(count),
             counted_at: now,
-            size: entry.and_then(|entry| entry.size),
+            size: entry
+                .and_then(|entry| entry.size)
+                .and_then(|size| size.with_count(Some(count))),
             server_counted_at: None,
             server_named_at: entry.and_then(|entry| entry.server_named_at),
         };
@@ -306,11 +356,12 @@ impl ObjectCounts {
             self.server_counted_at = Some(now);
             let size = reported.average_size.map(|bytes| ObjectSize {
                 bytes,
+                list_limit: None,
                 accuracy: SizeAccuracy::Server,
                 measured_at: now,
             });
             let entry = self.resources.get(key.as_bytes());
-            let size = size.or_else(|| entry.and_then(|entry| entry.size));
+            let size = size.or_else(|| entry?.size?.with_count(reported.count));
             let counted = match (reported.count, entry) {
                 (Some(count), _) => ResourceCount {
                     count: Some(count),
@@ -360,6 +411,7 @@ impl ObjectCounts {
                 size: known
                     .size
                     .map(|size| (size.bytes, size.accuracy, age(size.measured_at))),
+                list_limit: known.size.and_then(|size| size.list_limit),
                 server_counted: known.server_counted_at.map(age),
                 server_named: known.server_named_at.map(age),
             })
@@ -379,6 +431,7 @@ impl ObjectCounts {
             let size = one.size.and_then(|(bytes, accuracy, age)| {
                 Some(ObjectSize {
                     bytes,
+                    list_limit: one.list_limit,
                     accuracy,
                     measured_at: at(age)?,
                 })
@@ -402,21 +455,6 @@ impl ObjectCounts {
         }
     }
 
-    /// Whether the size was measured within the last second, or by the server, so that another
-    /// response of now adds nothing.
-    pub fn has_fresh_size(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
-        let Some(entry) = self.find(list.api_group(), list.resource()) else {
-            return false;
-        };
-        entry.size.is_some_and(|size| match size.accuracy {
-            SizeAccuracy::Abridged => false,
-            SizeAccuracy::Text | SizeAccuracy::Protobuf => {
-                now.saturating_duration_since(size.measured_at) < FRESH_SIZE_TTL
-            }
-            SizeAccuracy::Server => is_server_count_valid(entry.server_counted_at, now),
-        })
-    }
-
     /// The number and size of a resource's objects.
     ///
     /// Events are a special case. Core `events` are the one resource that kube-apiserver does not
@@ -432,33 +470,37 @@ impl ObjectCounts {
         if self.source(entry, now) == CountSource::NotStored {
             return ObjectStats::NotFound;
         }
-        let counted = entry.and_then(|entry| entry.count.map(|count| (count, entry.size)));
-        match counted {
-            Some((count, size)) => ObjectStats::Counted {
+        let size = entry.and_then(|entry| entry.size);
+        match entry.and_then(|entry| entry.count) {
+            Some(count) => ObjectStats::Counted {
                 count,
                 average_size: size
                     // Unless they are in the watch cache after all (`--watch-cache-sizes`).
                     .filter(|size| !is_core_events || size.accuracy == SizeAccuracy::Server)
-                    .map_or(0, |size| size.bytes),
+                    .map_or(
+                        if is_core_events {
+                            0
+                        } else {
+                            ASSUMED_OBJECT_SIZE
+                        },
+                        |size| size.bytes,
+                    ),
             },
             None if is_core_events => ObjectStats::Counted {
                 count: INFINITE_COUNT,
                 average_size: 0,
             },
-            None => ObjectStats::NotFound,
+            None => size
+                .and_then(|size| size.with_count(None))
+                .map_or(ObjectStats::NotFound, ObjectSize::assumed_stats),
         }
     }
 
-    /// Looks up `resource.group`, as `GroupResource.String` writes it.
-    fn find(&mut self, api_group: &[u8], resource: &[u8]) -> Option<&mut ResourceCount> {
+    /// Looks up a resource.
+    fn find(&mut self, api_group: &[u8], resource: &[u8]) -> Option<&ResourceCount> {
         self.key.clear();
-        self.key.extend_from_slice(resource);
-        // Both groups contain the same events.
-        if !api_group.is_empty() && !is_events_group_events(api_group, resource) {
-            self.key.push(b'.');
-            self.key.extend_from_slice(api_group);
-        }
-        self.resources.get_mut(&*self.key)
+        write_key(&mut self.key, api_group, resource);
+        self.resources.get(&*self.key)
     }
 
     fn evict_oldest(&mut self) {
@@ -481,26 +523,14 @@ fn is_server_count_valid(counted: Option<Instant>, now: Instant) -> bool {
     counted.is_some_and(|at| now.saturating_duration_since(at) < SERVER_COUNT_TTL)
 }
 
-/// Whether the response to a list, or to a watch that begins with one, could contain the count of
-/// its resource: all namespaces, without any filter.
-#[must_use]
-pub fn lists_all_objects(list: &RequestInfo<'_>) -> bool {
-    let is_set = |key| {
-        list.query()
-            .first(key)
-            .is_some_and(|value| !value.is_empty())
-    };
-    lists_objects(list)
-        && list.namespace().is_empty()
-        && list.name().is_empty()
-        && ![
-            "continue",
-            "fieldSelector",
-            "labelSelector",
-            "shardSelector",
-        ]
-        .into_iter()
-        .any(is_set)
+/// Writes `resource.group`, as `GroupResource.String` does.
+fn write_key(key: &mut Vec<u8>, api_group: &[u8], resource: &[u8]) {
+    key.extend_from_slice(resource);
+    // Both groups contain the same events.
+    if !api_group.is_empty() && !is_events_group_events(api_group, resource) {
+        key.push(b'.');
+        key.extend_from_slice(api_group);
+    }
 }
 
 /// Whether this is a list or a watch of all or some of a resource's objects.
@@ -509,15 +539,4 @@ pub fn lists_objects(list: &RequestInfo<'_>) -> bool {
     matches!(list.verb(), Verb::List | Verb::Watch)
         && !list.resource().is_empty()
         && list.subresource().is_empty()
-}
-
-/// The number of objects, if the response contains it.
-fn total_count(list: &RequestInfo<'_>, response: ListResponse) -> Option<u64> {
-    if !lists_all_objects(list) {
-        return None;
-    }
-    match response.remaining_items {
-        Some(remaining) => response.items.checked_add(remaining),
-        None => (!response.has_continue).then_some(response.items),
-    }
 }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use http::uri::PathAndQuery;
 use http::{HeaderValue, StatusCode};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::json;
 use tracing::{debug, info};
 
@@ -18,8 +20,6 @@ use crate::upstream::forward::api_server_client::ApiServerClient;
 use weir_flowcontrol::work_estimator::count_schedule::{
     CountCall, CountOutcome, CountableResource, NextCountCall,
 };
-use weir_kubernetes::api::list_scan::{ListScan, ListSummary};
-use weir_kubernetes::api::media_type::MediaType;
 
 /// Metadata only. Nothing else is accepted: a server without this form responds 406 and sends no
 /// object.
@@ -29,6 +29,21 @@ const METADATA_ONLY: HeaderValue =
 /// Maximum response in bytes: the JSON metadata of one object, which etcd limits to 1.5 MB. A
 /// server that ignores the list's limit sends more.
 const MAX_BYTES: usize = 4 << 20;
+
+/// A list, as far as it is read.
+#[derive(Deserialize)]
+struct ListOfOne {
+    metadata: ListMeta,
+    items: Vec<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ListMeta {
+    #[serde(rename = "continue")]
+    continue_token: String,
+    remaining_item_count: Option<u64>,
+}
 
 /// Counts objects by lists.
 #[derive(Clone, Debug)]
@@ -98,21 +113,17 @@ impl ListCounter {
         let Ok(target) = countable.target().parse::<PathAndQuery>() else {
             return CountOutcome::Uncountable;
         };
-        let mut scan = ListScan::new(MediaType::Json);
-        let mut remaining = MAX_BYTES;
+        let mut body = Vec::new();
         let read = self.calls.stream(target, Some(METADATA_ONLY), |piece| {
-            scan.feed(piece);
-            match remaining.checked_sub(piece.len()) {
-                Some(rest) => {
-                    remaining = rest;
-                    ControlFlow::Continue(())
-                }
-                None => ControlFlow::Break(()),
+            body.extend_from_slice(piece);
+            if body.len() > MAX_BYTES {
+                return ControlFlow::Break(());
             }
+            ControlFlow::Continue(())
         });
         match read.await {
             Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
-                let Some(count) = scan.finish().and_then(object_count) else {
+                let Some(count) = object_count(&body) else {
                     return CountOutcome::Uncountable;
                 };
                 self.controller.record_polled_count(countable, count);
@@ -139,10 +150,11 @@ fn is_final(code: StatusCode) -> bool {
 
 /// The number of objects according to a list of one; `None` if the list does not show it, as when
 /// the server ignores the limit.
-fn object_count(list: ListSummary) -> Option<u64> {
-    match (list.items, list.remaining_items) {
-        (0, None) if !list.has_continue_token => Some(0),
-        (1, None) if !list.has_continue_token => Some(1),
+fn object_count(body: &[u8]) -> Option<u64> {
+    let ListOfOne { metadata, items } = serde_json::from_slice(body).ok()?;
+    match (items.len(), metadata.remaining_item_count) {
+        (0, None) if metadata.continue_token.is_empty() => Some(0),
+        (1, None) if metadata.continue_token.is_empty() => Some(1),
         (1, Some(remaining)) => remaining.checked_add(1),
         _ => None,
     }
@@ -157,9 +169,7 @@ mod tests {
         let list = |metadata: &str, items: &str| {
             let kind = r#""kind":"PartialObjectMetadataList""#;
             let list = format!(r#"{{{kind},"metadata":{{{metadata}}},"items":[{items}]}}"#);
-            let mut scan = ListScan::new(MediaType::Json);
-            scan.feed(list.as_bytes());
-            object_count(scan.finish().unwrap())
+            object_count(list.as_bytes())
         };
         let item = r#"{"metadata":{"name":"a"}}"#;
         let more = r#""continue":"x","remainingItemCount":498"#;
@@ -171,6 +181,14 @@ mod tests {
         assert_eq!(list("", &ignored), None, "the limit was ignored");
         let many = format!(r#""continue":"x","remainingItemCount":{}"#, i64::MAX);
         assert_eq!(list(&many, item), Some(1 << 63));
+        for other in [
+            &b"{}"[..],
+            b"[]",
+            b"",
+            br#"{"kind":"Status","metadata":{}}"#,
+        ] {
+            assert_eq!(object_count(other), None, "not a list");
+        }
     }
 
     #[test]

@@ -2,19 +2,21 @@
 
 use super::*;
 
-const PAGE: ListResponse = ListResponse {
-    items: 500,
-    remaining_items: Some(1500),
-    has_continue: true,
-    bytes: 1_000_100,
+/// Of 500 objects, if each has [`ASSUMED_OBJECT_SIZE`].
+const LIST: ListResponse = ListResponse {
+    objects: None,
+    bytes: 1_000_000,
     accuracy: SizeAccuracy::Text,
 };
 
-fn stats_after(target: &str, answer: ListResponse) -> Option<(u64, u64)> {
-    let (mut counts, now) = (ObjectCounts::default(), Instant::now());
-    let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-    counts.record_list(now, &info, answer);
-    match counts.stats(now, info.api_group(), info.resource()) {
+const SECOND: Duration = Duration::from_secs(1);
+
+fn full_list(target: &str) -> Option<FullList> {
+    FullList::of(&RequestInfo::parse("GET", target.as_bytes()).unwrap())
+}
+
+fn pair(stats: ObjectStats) -> Option<(u64, u64)> {
+    match stats {
         ObjectStats::Counted {
             count,
             average_size,
@@ -23,39 +25,79 @@ fn stats_after(target: &str, answer: ListResponse) -> Option<(u64, u64)> {
     }
 }
 
+/// The number and size of pods after these responses to lists of them.
+fn pods_after(answers: &[(&str, ListResponse)]) -> Option<(u64, u64)> {
+    let (mut counts, now) = (ObjectCounts::default(), Instant::now());
+    for (target, answer) in answers {
+        counts.record_list(now, &full_list(target).unwrap(), *answer);
+    }
+    pod_stats(&mut counts, now)
+}
+
 #[test]
-fn a_list_of_all_objects_sets_the_count() {
-    let whole = ListResponse {
-        remaining_items: None,
-        has_continue: false,
-        ..PAGE
-    };
-    assert_eq!(stats_after("/api/v1/pods", whole), Some((500, 2000)));
-    assert_eq!(
-        stats_after("/apis/apps/v1/deployments?limit=500", whole),
-        Some((500, 2000))
-    );
-    assert_eq!(
-        stats_after("/apis/apps/v1/deployments?limit=500", PAGE),
-        Some((2000, 2000))
-    );
-    let none = ListResponse { items: 0, ..whole };
-    assert_eq!(
-        stats_after("/api/v1/pods?labelSelector=", none),
-        Some((0, 0))
-    );
+fn a_list_of_all_objects_is_estimated_by_its_length() {
+    for target in ["/api/v1/pods", "/api/v1/pods?labelSelector="] {
+        assert_eq!(pods_after(&[(target, LIST)]), Some((500, 2000)));
+    }
+    for bytes in [1, 1999, 3999, 720_001, 50_000_000] {
+        let list = ListResponse { bytes, ..LIST };
+        let (count, size) = pods_after(&[("/api/v1/pods", list)]).unwrap();
+        assert!((bytes..bytes + count).contains(&(count * size)), "{bytes}");
+    }
+}
+
+#[test]
+fn a_page_is_what_all_objects_have_at_least() {
+    let of = |bytes| ListResponse { bytes, ..LIST };
+    let page = ("/api/v1/pods?limit=500", of(100_000));
+    let small = ("/api/v1/pods?limit=1", of(2000));
+    let all = ("/api/v1/pods?limit=500&resourceVersion=0", of(60_000));
+    assert_eq!(pods_after(&[page]), Some((50, 2000)));
+    assert_eq!(pods_after(&[page, small]), Some((50, 2000)));
+    assert_eq!(pods_after(&[small, page]), Some((50, 2000)));
+    assert_eq!(pods_after(&[page, all]), Some((30, 2000)), "no limit");
+    assert_eq!(pods_after(&[all, small]), Some((30, 2000)));
+}
+
+#[test]
+fn the_length_of_a_list_and_a_count_give_the_size() {
+    let now = Instant::now();
+    for (target, count, size) in [
+        ("/api/v1/pods", 1000, 1000),
+        ("/api/v1/pods?limit=500", 1000, 2000),
+        ("/api/v1/pods?limit=500", 100, 10_000),
+        ("/api/v1/pods?watch=1&limit=500", 1000, 1000),
+    ] {
+        let list = full_list(target).unwrap();
+        let mut before = ObjectCounts::default();
+        before.record_polled_count(now, b"", b"pods", count);
+        let assumed = Some((count, ASSUMED_OBJECT_SIZE));
+        assert_eq!(pod_stats(&mut before, now), assumed, "no size");
+        before.record_list(now, &list, LIST);
+        assert_eq!(pod_stats(&mut before, now), Some((count, size)), "{target}");
+        let mut after = ObjectCounts::default();
+        after.record_list(now, &list, LIST);
+        after.record_polled_count(now, b"", b"pods", count);
+        assert_eq!(pod_stats(&mut after, now), Some((count, size)), "{target}");
+    }
+}
+
+#[test]
+fn a_list_replaces_a_count_of_no_objects() {
+    let (mut counts, now) = (ObjectCounts::default(), Instant::now());
+    counts.record_polled_count(now, b"", b"pods", 0);
+    record_pod_list(&mut counts, now);
+    assert_eq!(pod_stats(&mut counts, now), Some((500, 2000)));
 }
 
 /// The size after each of these responses, given as hours, bytes and accuracy.
 fn sizes(answers: &[(u64, u64, SizeAccuracy)]) -> Vec<u64> {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    let sizes = answers.iter().map(|&(hours, bytes, measure)| {
+    let sizes = answers.iter().map(|&(hours, bytes, accuracy)| {
         let answer = ListResponse {
-            items: 10,
-            remaining_items: None,
-            has_continue: false,
+            objects: Some(10),
             bytes,
-            accuracy: measure,
+            accuracy,
         };
         let now = start + Duration::from_secs(hours * 60 * 60);
         record_full_list(&mut counts, now, "deployments", answer);
@@ -91,11 +133,16 @@ fn events_have_no_size_and_are_found_only_in_the_core_group() {
         "there are events that no client lists"
     );
     for target in ["/apis/events.k8s.io/v1/events", "/api/v1/events"] {
-        let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-        let answer = ListResponse { items: 401, ..PAGE };
-        counts.record_list(Instant::now(), &info, answer);
+        let list = full_list(target).unwrap();
+        counts.record_list(Instant::now(), &list, LIST);
+        assert!(core(&mut counts) == endless || target == "/api/v1/events");
+        let answer = ListResponse {
+            objects: Some(401),
+            ..LIST
+        };
+        counts.record_list(Instant::now(), &list, answer);
         let counted = ObjectStats::Counted {
-            count: 1901,
+            count: 401,
             average_size: 0,
         };
         assert_eq!(core(&mut counts), counted, "{target}");
@@ -105,7 +152,7 @@ fn events_have_no_size_and_are_found_only_in_the_core_group() {
 }
 
 #[test]
-fn a_partial_list_sets_no_count() {
+fn a_partial_list_tells_nothing() {
     let targets = [
         "/api/v1/namespaces/a/pods",
         "/api/v1/namespaces/a",
@@ -117,58 +164,46 @@ fn a_partial_list_sets_no_count() {
         "/api/v1/pods/status",
     ];
     for target in targets {
-        assert_eq!(stats_after(target, PAGE), None, "{target}");
+        assert!(full_list(target).is_none(), "{target}");
     }
-    let more = ListResponse {
-        remaining_items: None,
-        ..PAGE
-    };
-    assert_eq!(stats_after("/api/v1/pods?limit=500", more), None);
-    let absurd = ListResponse {
-        remaining_items: Some(u64::MAX),
-        ..PAGE
-    };
-    assert_eq!(stats_after("/api/v1/pods?limit=500", absurd), None);
 }
 
 /// Records a list of all objects of a resource.
 fn record_full_list(counts: &mut ObjectCounts, now: Instant, resource: &str, answer: ListResponse) {
     let target = format!("/apis/apps/v1/{resource}");
-    let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-    counts.record_list(now, &info, answer);
+    counts.record_list(now, &full_list(&target).unwrap(), answer);
 }
 
 fn deployment_stats(counts: &mut ObjectCounts, resource: &str) -> Option<(u64, u64)> {
-    match counts.stats(Instant::now(), b"apps", resource.as_bytes()) {
-        ObjectStats::Counted {
-            count,
-            average_size,
-        } => Some((count, average_size)),
-        ObjectStats::NotFound => None,
-    }
+    pair(counts.stats(Instant::now(), b"apps", resource.as_bytes()))
 }
 
 #[test]
 fn a_count_is_valid_until_the_next_one() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    record_full_list(&mut counts, start, "deployments", PAGE);
-    assert_eq!(
-        deployment_stats(&mut counts, "deployments"),
-        Some((2000, 2000))
-    );
+    let events = ListResponse {
+        objects: Some(1000),
+        ..LIST
+    };
+    record_full_list(&mut counts, start, "deployments", events);
+    let seen = Some((1000, 1000));
+    assert_eq!(deployment_stats(&mut counts, "deployments"), seen);
+    let a_day = Duration::from_secs(24 * 60 * 60);
+    let longer = ListResponse {
+        bytes: 3_000_000,
+        ..LIST
+    };
+    record_full_list(&mut counts, start + a_day, "deployments", longer);
+    let seen = Some((1000, 3000));
+    assert_eq!(deployment_stats(&mut counts, "deployments"), seen);
     let table = ListResponse {
-        items: 7,
-        remaining_items: None,
-        has_continue: false,
+        objects: Some(7),
         bytes: 0,
         accuracy: SizeAccuracy::Abridged,
     };
-    let a_day = Duration::from_secs(24 * 60 * 60);
     record_full_list(&mut counts, start + a_day, "deployments", table);
-    assert_eq!(
-        deployment_stats(&mut counts, "deployments"),
-        Some((7, 2000))
-    );
+    let seen = Some((7, 3000));
+    assert_eq!(deployment_stats(&mut counts, "deployments"), seen);
     assert_eq!(
         counts.stats(start, b"", b"deployments"),
         ObjectStats::NotFound,
@@ -179,8 +214,8 @@ fn a_count_is_valid_until_the_next_one() {
 #[test]
 fn server_counts_take_precedence_over_observed_lists() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    record_full_list(&mut counts, start, "deployments", PAGE);
-    record_full_list(&mut counts, start, "aggregated", PAGE);
+    record_full_list(&mut counts, start, "deployments", LIST);
+    record_full_list(&mut counts, start, "aggregated", LIST);
     let server = |count, average_size| ServerCount {
         count: Some(count),
         average_size,
@@ -191,27 +226,21 @@ fn server_counts_take_precedence_over_observed_lists() {
         ("events", server(5, Some(0))),
     ];
     counts.record_server_counts(start, counted.into_iter());
-    let stats = |counts: &mut ObjectCounts, after: Duration, resource: &str| match counts.stats(
-        start + after,
-        b"apps",
-        resource.as_bytes(),
-    ) {
-        ObjectStats::Counted {
-            count,
-            average_size,
-        } => Some((count, average_size)),
-        ObjectStats::NotFound => None,
+    let stats = |counts: &mut ObjectCounts, after: Duration, resource: &str| {
+        pair(counts.stats(start + after, b"apps", resource.as_bytes()))
     };
     let soon = SERVER_COUNT_TTL - Duration::from_millis(1);
-    record_full_list(&mut counts, start + soon, "deployments", PAGE);
+    record_full_list(&mut counts, start + soon, "deployments", LIST);
     assert_eq!(stats(&mut counts, soon, "deployments"), Some((7, 900)));
     assert_eq!(
         stats(&mut counts, soon, "aggregated"),
         None,
         "not stored there"
     );
-    record_full_list(&mut counts, start + soon, "daemonsets", PAGE);
-    assert_eq!(stats(&mut counts, soon, "daemonsets"), Some((3, 2000)));
+    let size = Some((3, ASSUMED_OBJECT_SIZE));
+    assert_eq!(stats(&mut counts, soon, "daemonsets"), size);
+    record_full_list(&mut counts, start + soon, "daemonsets", LIST);
+    assert_eq!(stats(&mut counts, soon, "daemonsets"), Some((3, 333_333)));
     let events = counts.stats(start + soon, b"", b"events");
     let five = ObjectStats::Counted {
         count: 5,
@@ -221,9 +250,13 @@ fn server_counts_take_precedence_over_observed_lists() {
     // The metrics have expired: responses are the best source again.
     assert_eq!(
         stats(&mut counts, SERVER_COUNT_TTL, "aggregated"),
-        Some((2000, 2000))
+        Some((500, 2000))
     );
-    record_full_list(&mut counts, start + SERVER_COUNT_TTL, "deployments", PAGE);
+    let watch = ListResponse {
+        objects: Some(2000),
+        ..LIST
+    };
+    record_full_list(&mut counts, start + SERVER_COUNT_TTL, "deployments", watch);
     let after = stats(&mut counts, SERVER_COUNT_TTL, "deployments");
     assert_eq!(after, Some((2000, 900)), "a better measure of the size");
 }
@@ -231,33 +264,25 @@ fn server_counts_take_precedence_over_observed_lists() {
 #[test]
 fn the_least_recently_counted_resource_is_evicted_first() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    let second = Duration::from_secs(1);
     for n in 0..MAX_RESOURCES {
-        record_full_list(&mut counts, start, &format!("r{n}"), PAGE);
+        record_full_list(&mut counts, start, &format!("r{n}"), LIST);
     }
     for n in (0..MAX_RESOURCES).filter(|&n| n != 7) {
-        record_full_list(&mut counts, start + second, &format!("r{n}"), PAGE);
+        record_full_list(&mut counts, start + SECOND, &format!("r{n}"), LIST);
     }
-    record_full_list(&mut counts, start + 2 * second, "new", PAGE);
+    record_full_list(&mut counts, start + 2 * SECOND, "new", LIST);
     assert_eq!(counts.resources.len(), MAX_RESOURCES);
     assert_eq!(deployment_stats(&mut counts, "r7"), None);
     assert!(deployment_stats(&mut counts, "new").is_some());
 }
 
 fn pod_stats(counts: &mut ObjectCounts, now: Instant) -> Option<(u64, u64)> {
-    match counts.stats(now, b"", b"pods") {
-        ObjectStats::Counted {
-            count,
-            average_size,
-        } => Some((count, average_size)),
-        ObjectStats::NotFound => None,
-    }
+    pair(counts.stats(now, b"", b"pods"))
 }
 
 /// Records the response to a list of all pods that passes through weir.
 fn record_pod_list(counts: &mut ObjectCounts, now: Instant) {
-    let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
-    counts.record_list(now, &info, PAGE);
+    counts.record_list(now, &full_list("/api/v1/pods").unwrap(), LIST);
 }
 
 /// Records metrics that contain pods, with this figure.
@@ -270,28 +295,28 @@ fn record_pod_metrics(counts: &mut ObjectCounts, now: Instant, count: Option<u64
 }
 
 #[test]
-fn a_polled_count_is_valid_until_the_next_response_and_sets_no_size() {
+fn a_polled_count_is_valid_until_the_next_one() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
     assert!(counts.needs_count(start, b"", b"pods"), "nothing is known");
-    counts.record_polled_count(start, b"", b"pods", 1001);
-    assert_eq!(pod_stats(&mut counts, start), Some((1001, 0)), "no size");
+    record_pod_list(&mut counts, start);
+    assert!(counts.needs_count(start, b"", b"pods"), "only the length");
+    counts.record_polled_count(start, b"", b"pods", 1000);
     let old = start + POLL_INTERVAL;
-    assert!(!counts.needs_count(old - FRESH_SIZE_TTL, b"", b"pods"));
+    assert!(!counts.needs_count(old - SECOND, b"", b"pods"));
     assert!(counts.needs_count(old, b"", b"pods"));
     record_pod_list(&mut counts, old);
-    assert_eq!(
-        pod_stats(&mut counts, old),
-        Some((2000, 2000)),
-        "the newest"
-    );
-    assert!(!counts.needs_count(old, b"", b"pods"), "known otherwise");
+    assert!(counts.needs_count(old, b"", b"pods"), "a list has no count");
+    assert_eq!(pod_stats(&mut counts, old), Some((1000, 1000)));
+    counts.record_polled_count(old, b"", b"pods", 1002);
+    assert_eq!(pod_stats(&mut counts, old), Some((1002, 1000)));
+    let watch = ListResponse {
+        objects: Some(500),
+        ..LIST
+    };
     let older = old + POLL_INTERVAL;
-    counts.record_polled_count(older, b"", b"pods", 1002);
-    assert_eq!(
-        pod_stats(&mut counts, older),
-        Some((1002, 2000)),
-        "the newest"
-    );
+    counts.record_list(older, &full_list("/api/v1/pods?watch=1").unwrap(), watch);
+    assert_eq!(pod_stats(&mut counts, older), Some((500, 2000)));
+    assert!(!counts.needs_count(older, b"", b"pods"), "known otherwise");
 }
 
 #[test]
@@ -301,7 +326,10 @@ fn metrics_take_precedence_over_a_polled_count() {
     assert!(!counts.needs_count(start, b"", b"pods"));
     assert!(!counts.needs_count(start, b"apps", b"x"), "not stored");
     counts.record_polled_count(start, b"", b"pods", 1001);
-    assert_eq!(pod_stats(&mut counts, start), Some((7, 0)));
+    assert_eq!(
+        pod_stats(&mut counts, start),
+        Some((7, ASSUMED_OBJECT_SIZE))
+    );
     counts.record_polled_count(start, b"apps", b"x", 1001);
     assert_eq!(
         counts.stats(start, b"apps", b"x"),
@@ -311,7 +339,10 @@ fn metrics_take_precedence_over_a_polled_count() {
     let gone = start + SERVER_COUNT_TTL;
     assert!(counts.needs_count(gone, b"apps", b"y"));
     counts.record_polled_count(gone, b"", b"pods", 1001);
-    assert_eq!(pod_stats(&mut counts, gone), Some((1001, 0)));
+    assert_eq!(
+        pod_stats(&mut counts, gone),
+        Some((1001, ASSUMED_OBJECT_SIZE))
+    );
 }
 
 #[test]
@@ -321,17 +352,17 @@ fn a_resource_that_metrics_name_without_a_count_is_counted_by_responses() {
     assert_eq!(pod_stats(&mut counts, start), None);
     assert!(counts.needs_count(start, b"", b"pods"));
     counts.record_polled_count(start, b"", b"pods", 1001);
-    assert_eq!(pod_stats(&mut counts, start), Some((1001, 0)));
+    assert_eq!(
+        pod_stats(&mut counts, start),
+        Some((1001, ASSUMED_OBJECT_SIZE))
+    );
     record_pod_list(&mut counts, start);
     record_pod_metrics(&mut counts, start, None);
-    assert_eq!(pod_stats(&mut counts, start), Some((2000, 2000)));
+    assert_eq!(pod_stats(&mut counts, start), Some((1001, 999)));
     // A figure is valid for its time, even if the next one is missing.
     record_pod_metrics(&mut counts, start, Some(7));
-    record_pod_metrics(&mut counts, start + FRESH_SIZE_TTL, None);
-    assert_eq!(
-        pod_stats(&mut counts, start + FRESH_SIZE_TTL),
-        Some((7, 2000))
-    );
+    record_pod_metrics(&mut counts, start + SECOND, None);
+    assert_eq!(pod_stats(&mut counts, start + SECOND), Some((7, 999)));
 }
 
 #[test]
@@ -351,8 +382,8 @@ fn events_are_polled_only_in_the_core_group() {
 fn another_process_takes_over_counts_and_sizes_with_their_ages() {
     let now = Instant::now() + Duration::from_secs(7200);
     let mut old = ObjectCounts::default();
-    let list = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
-    old.record_list(now - Duration::from_secs(700), &list, PAGE);
+    let list = full_list("/api/v1/pods?limit=500").unwrap();
+    old.record_list(now - Duration::from_secs(700), &list, LIST);
     let server = ServerCount {
         count: Some(7),
         average_size: Some(100),
