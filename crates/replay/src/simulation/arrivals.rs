@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use super::agenda::SimTime;
 use super::agenda::Turn;
-use super::agenda::workers::{RecordedSpan, Sending, WorkerId};
 use super::engine::Simulation;
 use super::limits::fairness::{Classified, RecordedEstimate};
 use super::limits::level::Started;
@@ -16,6 +15,7 @@ use super::model::Retries;
 use super::requests::{Attempt, Planned, RepeatedRequest, RequestPlan, SimRequest};
 use super::statistics::groups::{GroupIds, Outcome};
 use super::statistics::series::LevelEvent;
+use super::workers::{RecordedSpan, Sending, WorkerId};
 use crate::clients::{Client, ClientId};
 use crate::logged::LoggedRequest;
 use weir_flowcontrol::fairqueuing::longest_queue_wait;

@@ -2,7 +2,6 @@
 
 use super::agenda::SimTime;
 use super::agenda::Turn;
-use super::agenda::workers::WorkerId;
 use super::engine::Simulation;
 use super::limits::fairness::watch_duration;
 use super::limits::level::Started;
@@ -12,6 +11,7 @@ use super::model::Retries;
 use super::requests::{Attempt, LingeringSeats, OpenWatch, Planned, RepeatedRequest, SimRequest};
 use super::statistics::groups::{Outcome, RejectedBy, Settled};
 use super::statistics::series::LevelEvent;
+use super::workers::WorkerId;
 use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 

@@ -9,7 +9,6 @@ use foldhash::fast::FixedState;
 use slab::Slab;
 
 use super::agenda::SimTime;
-use super::agenda::workers::Workers;
 use super::agenda::{Agenda, Turn};
 use super::limits::level::Started;
 use super::limits::limiter::{Epoch, Limiter};
@@ -20,6 +19,7 @@ use super::requests::{LingeringSeats, OpenWatch, Planned, SimRequest};
 use super::service::{RecordedServiceTimes, SharedProcessor};
 use super::statistics::groups::{Groups, Outcome};
 use super::statistics::series::{LevelEvent, Series};
+use super::workers::Workers;
 use crate::clients::{Client, ClientTable};
 use crate::logged::LogItem;
 use weir_flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;

@@ -26,6 +26,7 @@ mod service;
 mod statistics;
 #[cfg(test)]
 mod tests;
+mod workers;
 
 use std::sync::Arc;
 use std::time::Instant;

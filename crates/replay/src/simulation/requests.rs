@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::agenda::SimTime;
-use super::agenda::workers::WorkerId;
 use super::limits::fairness::Classified;
 use super::limits::limiter::Held;
 use super::statistics::groups::GroupIds;
+use super::workers::WorkerId;
 use crate::clients::{Client, ClientId};
 use crate::logged::LoggedRequest;
 use weir_flowcontrol::fairqueuing::queue_set::RequestKey;

@@ -11,6 +11,8 @@ mod tests;
 mod text;
 use crate::report::html::text::escape;
 use crate::report::model::Report;
+
+pub use self::summary::PageOrigin;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest, Sha256};
@@ -52,17 +54,4 @@ pub fn render(report: &Report, origin: &PageOrigin) -> String {
         "</main>\n</body>\n</html>\n",
     ]
     .concat()
-}
-
-/// What the page says about its origin, besides the report.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PageOrigin {
-    /// The style that this page shares with others.
-    pub base_style: &'static str,
-    /// The files that were read.
-    pub files: Vec<String>,
-    /// The command line, without the name of the program.
-    pub command_line: Vec<String>,
-    /// When the page was made, in RFC 3339.
-    pub made_at: String,
 }

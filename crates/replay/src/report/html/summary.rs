@@ -1,9 +1,21 @@
 //! The beginning and the end of the page: what was replayed, the answers in numbers, and how the page
 //! was made. Pure.
 
-use crate::report::html::PageOrigin;
 use crate::report::html::text::{count, escape, milliseconds, number, percent, section};
 use crate::report::model::{InputReport, Report, RunReport};
+
+/// What the page says about its origin, besides the report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PageOrigin {
+    /// The style that this page shares with others.
+    pub base_style: &'static str,
+    /// The files that were read.
+    pub files: Vec<String>,
+    /// The command line, without the name of the program.
+    pub command_line: Vec<String>,
+    /// When the page was made, in RFC 3339.
+    pub made_at: String,
+}
 
 /// The title, the range of time and the versions.
 pub(super) fn header(report: &Report) -> String {

@@ -1,6 +1,5 @@
 //! What happens when, in virtual time. Pure.
 
-pub(super) mod workers;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
