@@ -29,7 +29,7 @@ cd "$(dirname "$0")/.."
 
 # RHEL 8, Amazon Linux 2023 (2.34) and Ubuntu 20.04 (2.31) have this glibc or a newer one.
 GLIBC=2.28
-FEATURES=(--no-default-features --features otlp,tools)
+FEATURES=(--no-default-features --features 'otlp,tools')
 
 target=$(rustc -vV | sed -n 's/^host: //p')
 host=$target
