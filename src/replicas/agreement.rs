@@ -2,8 +2,8 @@
 //! the time, the messages and the Leases.
 //!
 //! A division that each replica computed by itself would be exceeded whenever two views differ.
-//! There is no leader: its loss would have to be told from a partition like any other's, and asking
-//! it takes as long as a round of messages.
+//! There is no leader. A lost leader looks like a partition, as any lost replica does, and asking a
+//! leader takes as long as a round of messages.
 //!
 //! # What is promised
 //!

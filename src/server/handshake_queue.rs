@@ -36,7 +36,7 @@ pub const fn handshake_limits(max_wait: Duration) -> HandshakeLimits {
 #[derive(Debug)]
 pub(crate) struct HandshakeQueue {
     /// Locked for one decision. No await and no wake-up happens under the lock.
-    limiter: Mutex<HandshakeLimiter<oneshot::Sender<HandshakePermit>>>,
+    limiter: Mutex<HandshakeLimiter<oneshot::Sender<ClientHandshakePermit>>>,
     active: IntGauge,
     queued: IntGauge,
     rejected: IntCounter,
@@ -48,7 +48,7 @@ pub(crate) struct HandshakeQueue {
 
 /// The permit for one handshake. Drop passes it to the next queued connection.
 #[derive(Debug)]
-pub(crate) struct HandshakePermit {
+pub(crate) struct ClientHandshakePermit {
     source: ConnectionSource,
     /// `None` in a permit whose receiver is gone: its drop then releases nothing.
     queue: Option<Arc<HandshakeQueue>>,
@@ -82,7 +82,7 @@ impl HandshakeQueue {
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         source: ConnectionSource,
-    ) -> Option<HandshakePermit> {
+    ) -> Option<ClientHandshakePermit> {
         self.wait_for_backoff(source).await?;
         let (sender, permit) = oneshot::channel();
         match self.start_or_queue(source, sender) {
@@ -118,33 +118,35 @@ impl HandshakeQueue {
     fn start_or_queue(
         &self,
         source: ConnectionSource,
-        sender: oneshot::Sender<HandshakePermit>,
-    ) -> HandshakeDecision<oneshot::Sender<HandshakePermit>> {
+        sender: oneshot::Sender<ClientHandshakePermit>,
+    ) -> HandshakeDecision<oneshot::Sender<ClientHandshakePermit>> {
         let mut limiter = self.lock_limiter();
         let decision = limiter.start_or_queue(source, Clock.now(), sender);
         self.update_metrics(&limiter);
         decision
     }
 
-    fn permit(self: &Arc<Self>, source: ConnectionSource) -> HandshakePermit {
-        HandshakePermit {
+    fn permit(self: &Arc<Self>, source: ConnectionSource) -> ClientHandshakePermit {
+        ClientHandshakePermit {
             source,
             queue: Some(Arc::clone(self)),
         }
     }
 
-    fn lock_limiter(&self) -> MutexGuard<'_, HandshakeLimiter<oneshot::Sender<HandshakePermit>>> {
+    fn lock_limiter(
+        &self,
+    ) -> MutexGuard<'_, HandshakeLimiter<oneshot::Sender<ClientHandshakePermit>>> {
         self.limiter.lock()
     }
 
-    fn update_metrics(&self, limiter: &HandshakeLimiter<oneshot::Sender<HandshakePermit>>) {
+    fn update_metrics(&self, limiter: &HandshakeLimiter<oneshot::Sender<ClientHandshakePermit>>) {
         let set = |gauge: &IntGauge, count| gauge.set(saturating_i64(count));
         set(&self.active, limiter.active());
         set(&self.queued, limiter.queued());
     }
 }
 
-impl Drop for HandshakePermit {
+impl Drop for ClientHandshakePermit {
     fn drop(&mut self) {
         let Some(queue) = self.queue.take() else {
             return;

@@ -1,4 +1,4 @@
-//! What weir's parts share, and what knows nothing of any of them.
+//! What weir's parts share, and what needs nothing but weir-kubernetes.
 
 #![cfg_attr(
     test,

@@ -15,8 +15,8 @@
 //! - It needs no threshold, and cannot affect a client that waits and has one request at a time on
 //!   a connection: weir sent a time, and the client came back before it.
 //! - Requests of one user that share an HTTP/2 connection, or were rejected on more than eight
-//!   connections, cannot be told apart. There a client that waited may receive its rejection late
-//!   because of another, by `--rejection-hold` at most.
+//!   connections, look the same. A client that waited may then receive its rejection late because
+//!   of another one, by `--rejection-hold` at most.
 //! - Admission is tried first, and a delayed request always ends as a rejection. So it cannot keep
 //!   a seat from another request.
 //! - A client that opens a new connection for each retry is recognised by its flow, and only on

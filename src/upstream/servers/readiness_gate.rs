@@ -6,7 +6,7 @@
 //! does not close the gate: it fails for a minute in each shutdown, in which the server still
 //! serves.
 //!
-//! A 403 of an authorizer without rules cannot be told from one that the client deserves. The gate
+//! A 403 of an authorizer without rules looks like one that the client deserves. The gate
 //! opens after a minute in any case, since a `/readyz` may fail for good on a server that serves.
 //! weir's own calls pass it, too: otherwise each of them would need its own way to tell an early
 //! 403 from a missing right. Only probes go around it.

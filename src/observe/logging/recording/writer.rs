@@ -300,7 +300,8 @@ impl RecordWriter {
         self.file.is_some() || !self.streams.is_empty()
     }
 
-    /// The gauge is set before the first line is sent: whoever reads it knows that it is recorded.
+    /// Sets the gauge. Called before the first line is sent, so that a client that has read a line
+    /// finds it set.
     fn show_active(&self) {
         self.metrics.active.set(self.is_recording().into());
     }
