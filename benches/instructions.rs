@@ -48,12 +48,13 @@ use weir::limits::{Admission, Permit};
 use weir::pipeline::Pipeline;
 use weir::pipeline::connection::head_budget::HeadBudget;
 use weir::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer};
-use weir::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
+use weir::pipeline::dependencies::{
+    PipelineSettings, SharedDependencies, TransferConfig, WorkerDependencies,
+};
 use weir::pipeline::reject::body_drain::BodyDrainBudget;
-use weir::pipeline::reject::delay::RejectionDelay;
+use weir::pipeline::reject::delay::{RejectionDelay, RejectionDelayConfig};
 use weir::pipeline::response::abandoned::AbandonedRequests;
 use weir::pipeline::response::deadlines::{Deadlines, SlowTransfers};
-use weir::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use weir::pipeline::trace::RequestMetrics;
 use weir::upstream;
 use weir::upstream::connection::address::ServerAddress;
@@ -252,10 +253,24 @@ fn shared(admission: Admission, registry: &Registry) -> SharedDependencies {
         body_drain_budget: BodyDrainBudget::new(registry),
         loop_detector: LoopDetector::register(InstanceId::from_bytes([1; 16]), registry),
         rejection_responses: Arc::default(),
-        rejection_delay: Arc::new(RejectionDelay::new(Duration::ZERO, 0, registry)),
+        rejection_delay: Arc::new(RejectionDelay::new(
+            RejectionDelayConfig {
+                rejection_hold: Duration::ZERO,
+                max_rejection_millicores: 0,
+            },
+            registry,
+        )),
         drain: Drain::new(),
         metrics: RequestMetrics::register(registry),
         upstream_log_limiter: Arc::default(),
+        settings: PipelineSettings {
+            request_timeout: Duration::from_secs(3600),
+            transfers: TransferConfig::default(),
+            classify_impersonated: false,
+            sampler: None,
+            has_audit_log: false,
+            explain_responses: false,
+        },
     }
 }
 
@@ -296,16 +311,8 @@ fn full_pipeline() -> Replay {
         };
         let times = RequestTimes::at(Clock.now());
         let permit = admission.admit(&attributes, times).await.expect("room");
-        let settings = PipelineSettings {
-            request_timeout: Duration::from_secs(3600),
-            body_buffer: DEFAULT_BODY_BUFFER,
-            classify_impersonated: false,
-            sampler: None,
-            has_audit_log: false,
-            explain_responses: false,
-        };
-        let shared = shared(admission.clone(), &registry);
-        (Pipeline::new(&shared, &worker(&registry), settings), permit)
+        let shared = Arc::new(shared(admission.clone(), &registry));
+        (Pipeline::new(shared, worker(&registry)), permit)
     });
     Replay {
         runtime,

@@ -8,23 +8,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
+use clap::Args;
 use rustls::crypto::CryptoProvider;
 
+use crate::flag_values::parse_duration;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::identity::jwt::{JwtIssuer, KeySet};
 use crate::identity::request_header::IdentityHeaders;
-use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::logging::recording::RecordingConfig;
 use crate::observe::{audit, spans};
-use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
+use crate::pipeline::dependencies::TransferConfig;
+use crate::pipeline::reject::delay::RejectionDelayConfig;
 use crate::replicas::config::ReplicaConfig;
-use crate::server::settings::AddressLimit;
-use crate::server::tls;
+use crate::server::settings::ServingConfig;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
 use crate::x509::CertificatePool;
@@ -33,10 +33,9 @@ use weir_kubernetes::document::SourceLocation;
 use weir_limits::max_in_flight;
 use weir_limits::rate;
 use weir_limits::shared_limits::server::SharedLimitsConfig;
-use weir_limits::throttling::minimum_rate::MinimumRate;
 
 /// The configuration of `weir serve`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// The listener for clients.
     pub serving: ServingConfig,
@@ -52,10 +51,8 @@ pub struct Config {
     pub replicas: Option<ReplicaConfig>,
     /// `--request-timeout`.
     pub request_timeout: Duration,
-    /// `--rejection-hold`.
-    pub rejection_hold: Duration,
-    /// `--max-rejection-millicores`; 0 disables pacing.
-    pub max_rejection_millicores: u32,
+    /// Delays of rejections.
+    pub rejections: RejectionDelayConfig,
     /// Limits on the transfers of clients.
     pub transfers: TransferConfig,
     /// `--memory-limit` in bytes, or its default; 0 is no limit.
@@ -78,52 +75,6 @@ pub struct Config {
     pub workers: usize,
     /// The cryptography provider of all components.
     pub crypto_provider: Arc<CryptoProvider>,
-}
-
-/// The listener for clients.
-#[derive(Clone, Debug)]
-pub struct ServingConfig {
-    /// `--bind-address` and `--secure-port`.
-    pub address: SocketAddr,
-    /// The certificate and TLS settings of the listener.
-    pub tls: tls::ListenerTlsConfig,
-    /// `--http2-max-streams-per-connection`.
-    pub max_streams: u32,
-    /// `--goaway-chance`.
-    pub goaway_chance: f64,
-    /// `--request-header-timeout`; zero disables it.
-    pub header_timeout: Duration,
-    /// `--http2-max-resets-per-second`; 0 is no limit.
-    pub resets_per_second: u32,
-    /// `--max-connections`, or the default that the open-file limit allows.
-    pub max_connections: usize,
-    /// `--max-connections-per-address`.
-    pub address_limit: AddressLimit,
-    /// `--trusted-proxies`.
-    pub trusted_proxies: Vec<IpNet>,
-    /// `--proxy-protocol`.
-    pub proxy_protocol: bool,
-}
-
-/// Limits on the transfers of clients.
-#[derive(Clone, Copy, Debug)]
-pub struct TransferConfig {
-    /// `--request-body-buffer`, in bytes.
-    pub body_buffer: usize,
-    /// `--min-transfer-rate`, `--min-transfer-rate-grace` and `--long-running-pause-timeout`.
-    pub minimum_rate: MinimumRate,
-    /// `--unproven-upgrades-per-second`; 0 is no limit.
-    pub upgrades_per_second: u32,
-}
-
-impl Default for TransferConfig {
-    fn default() -> Self {
-        Self {
-            body_buffer: DEFAULT_BODY_BUFFER,
-            minimum_rate: MinimumRate::default(),
-            upgrades_per_second: DEFAULT_UPGRADES_PER_SECOND,
-        }
-    }
 }
 
 /// Authentication.
@@ -206,7 +157,7 @@ impl Config {
 }
 
 /// The concurrency limits: the mode and its settings.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum AdmissionConfig {
     /// `--enable-priority-and-fairness`.
     Fairness {
@@ -262,12 +213,15 @@ pub struct ClusterSourceConfig {
 }
 
 /// The shutdown.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct ShutdownConfig {
-    /// `--shutdown-delay-duration`.
-    pub delay: Duration,
-    /// `--shutdown-watch-termination-grace-period`.
-    pub watch_grace: Duration,
+    /// How long weir keeps serving after SIGTERM with only /readyz failing, so that load balancers can take it out of rotation.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
+    pub shutdown_delay_duration: Duration,
+    /// The longest time over which open watches are ended after SIGTERM or a hand-over (200 a second, if that is sooner). 0s ends all
+    /// at once, and their clients come back together.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
+    pub shutdown_watch_termination_grace_period: Duration,
 }
 
 /// The listeners for operators.

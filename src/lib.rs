@@ -42,6 +42,7 @@ pub mod upstream;
 
 // Shared by all
 pub mod drain;
+pub(crate) mod flag_values;
 pub(crate) mod handover;
 pub(crate) mod in_place;
 pub(crate) mod io;

@@ -40,7 +40,7 @@ use weir::pipeline::connection::peer::BODY_DRAINS_PER_CONNECTION;
 use weir::pipeline::connection::request_count::RESET_BURST_SECONDS;
 use weir::pipeline::reject::body_drain::{BodyDrainBudget, MAX_BODY_DRAINS};
 use weir::pipeline::reject::delay::MAX_HELD_REJECTIONS as HELD_IN_ALL;
-use weir::pipeline::reject::delay::RejectionDelay;
+use weir::pipeline::reject::delay::{RejectionDelay, RejectionDelayConfig};
 use weir::pipeline::response::abandoned::AbandonedRequests;
 use weir::pipeline::response::deadlines::SlowTransfers;
 use weir::pipeline::steps::request_body::{REQUEST_BODY_BUDGET, request_body_budget};
@@ -522,7 +522,7 @@ fn the_metrics_page_matches_the_program() {
     let _clients = ClientLimits::new(&[], &registry);
     let _shared = SharedLimitsStatus::register(String::new(), 1, &registry);
     let _requests = RequestMetrics::register(&registry);
-    let _holding = RejectionDelay::new(Duration::from_secs(1), 20, &registry);
+    let _holding = RejectionDelay::new(RejectionDelayConfig::default(), &registry);
     let fairness = controller::ControllerConfig {
         server_concurrency_limit: 600,
         request_timeout: Duration::from_secs(60),

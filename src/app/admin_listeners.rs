@@ -5,18 +5,19 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 
-use crate::app::shared_components::SharedComponents;
-use crate::config;
+use crate::app::components::Components;
+use crate::app::permanent::Permanent;
 use crate::drain::Drain;
 use crate::observe::admin::AdminServer;
 use crate::observe::admin::zpages::{EffectiveConfig, Zpages};
-use crate::observe::alarms::board::AlarmBoard;
-use crate::observe::readiness::Readiness;
+use crate::observe::alarms::board::{AlarmBoard, LossCounts};
+use crate::observe::audit::AuditMetrics;
+use crate::observe::logging::recording::RecordingMetrics;
 use crate::observe::status::StatusFeed;
-use crate::observe::status::sources::ConfiguredSources;
+use crate::observe::status::sources::{ConfiguredSources, StatusSources};
 use crate::replicas::peers::snapshots::SnapshotSource;
+use crate::server::metrics::ServerMetrics;
 use weir_base::clock::Clock;
-use weir_base::metrics::Registry;
 
 /// What operators are shown and a reload replaces.
 pub(super) type ShownConfig = (
@@ -25,15 +26,12 @@ pub(super) type ShownConfig = (
 );
 
 /// What operators are shown at the start.
-pub(super) fn shown_config(
-    shared: &SharedComponents,
-    max_connections: usize,
-    admin: &config::AdminConfig,
-) -> ShownConfig {
-    let sources = shared.configured_sources(max_connections, admin.health_metrics);
+pub(super) fn shown_config(components: &Components) -> ShownConfig {
     (
-        Arc::new(ArcSwap::from_pointee(sources)),
-        Arc::new(ArcSwap::from_pointee(admin.effective.clone())),
+        Arc::new(ArcSwap::from_pointee(components.configured_sources())),
+        Arc::new(ArcSwap::from_pointee(
+            components.config.admin.effective.clone(),
+        )),
     )
 }
 
@@ -48,22 +46,33 @@ pub(super) struct AdminListeners {
 impl AdminListeners {
     /// `sockets` are those for operators and, if there is one, for probes.
     pub(super) fn new(
-        admin: config::AdminConfig,
         sockets: (Arc<TcpListener>, Option<Arc<TcpListener>>),
-        readiness: Arc<Readiness>,
-        registry: &Registry,
-        shared: &SharedComponents,
+        permanent: &Permanent,
+        components: &Components,
         (sources, effective): &ShownConfig,
     ) -> Self {
-        let host = &admin.effective.host;
+        let (admin, registry) = (&components.config.admin, &permanent.registry);
+        let readiness = &permanent.own_calls.readiness;
         let files = Arc::clone(effective);
         let alarms = AlarmBoard::register(
-            Arc::clone(&readiness),
-            shared.totals(registry),
+            Arc::clone(readiness),
+            loss_counts(permanent, components),
             Box::new(move || files.load().certificates.clone()),
             registry,
         );
-        let status = shared.status(&readiness, &alarms, sources, host);
+        let status = StatusFeed::new(StatusSources {
+            host: admin.effective.host.clone(),
+            alarms: Arc::clone(&alarms),
+            start_time: Clock.now(),
+            drain: Arc::clone(&permanent.drain),
+            readiness: Arc::clone(readiness),
+            upstream: Arc::clone(&permanent.upstream_metrics),
+            connection_budget: permanent.connection_budget.clone(),
+            outcomes: Arc::clone(&permanent.outcome_counts),
+            top_talkers: Arc::clone(&permanent.talkers),
+            configured: Arc::clone(sources),
+            config: Arc::clone(&permanent.config_status),
+        });
         if let Some(replicas) = readiness.division() {
             let source: Arc<dyn SnapshotSource> = Arc::<StatusFeed>::clone(&status);
             replicas.set_snapshot_source(Arc::downgrade(&source));
@@ -77,14 +86,14 @@ impl AdminListeners {
             (
                 socket,
                 Arc::new(AdminServer {
-                    readiness: Arc::clone(&readiness),
+                    readiness: Arc::clone(readiness),
                     alarms: Arc::clone(&alarms),
                     metrics: registry.clone(),
                     configured: Arc::clone(sources),
                     is_for_operators: operators,
-                    connection_budget: operators.then(|| shared.budgets.connection_budget.clone()),
-                    recorder: operators.then(|| Arc::clone(&shared.observers.recorder)),
-                    top_talkers: operators.then(|| Arc::clone(&shared.talkers)),
+                    connection_budget: operators.then(|| permanent.connection_budget.clone()),
+                    recorder: operators.then(|| Arc::clone(&components.observers.recorder)),
+                    top_talkers: operators.then(|| Arc::clone(&permanent.talkers)),
                     log_level: admin.log_level.clone().filter(|_| operators),
                     status: operators.then(|| Arc::clone(&status)),
                     zpages: operators.then(|| Arc::clone(&zpages)),
@@ -115,5 +124,22 @@ impl AdminListeners {
         for (listener, admin) in std::iter::once(operators).chain(probes) {
             tokio::spawn(admin.run(listener, drain.handed_over()));
         }
+    }
+}
+
+/// What alarms about losses and limits are made from.
+fn loss_counts(permanent: &Permanent, components: &Components) -> LossCounts {
+    let registry = &permanent.registry;
+    let audit = AuditMetrics::register(registry);
+    let record = RecordingMetrics::register(registry);
+    let clients = ServerMetrics::register(registry);
+    let memory = Arc::clone(&permanent.memory_limit);
+    let log = components.config.reporting.dropped_lines.clone();
+    LossCounts {
+        audit_log: Box::new(move || audit.lost()),
+        connections: Box::new(move || clients.refused()),
+        log: Box::new(move || log.count()),
+        memory: Box::new(move || memory.rejected()),
+        record: Box::new(move || record.lost()),
     }
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use rustls::crypto::CryptoProvider;
-
+use crate::app::permanent::Permanent;
 use crate::app::start_error::StartError;
-use crate::config::{IssuerKeys, VerificationConfig};
+use crate::app::tasks::Tasks;
+use crate::config::{Config, IssuerKeys, VerificationConfig};
 use crate::identity::impersonation::authorizer;
 use crate::identity::jwt::JwtIssuer;
 use crate::identity::request_header::IdentityHeaders;
+use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::ServiceAccountKeys;
 use crate::identity::tokens::key_source::{KeyProvider, KeySource};
 use crate::identity::transport::{ApiTransport, UrlFetcher};
@@ -21,89 +22,14 @@ use crate::x509::CertificatePool;
 use crate::{config, upstream};
 use weir_base::metrics::Registry;
 
-/// What the authenticator needs besides its configuration.
-pub(super) struct AuthDependencies<'a> {
-    /// The API server, if weir has credentials for it.
-    api_server: Option<Arc<dyn ApiTransport>>,
-    upstream_metrics: &'a Arc<upstream::UpstreamMetrics>,
-    registry: &'a Registry,
-    provider: Arc<CryptoProvider>,
-}
-
-impl<'a> AuthDependencies<'a> {
-    pub(super) fn new(
-        server: Option<Arc<dyn ApiTransport>>,
-        upstream_metrics: &'a Arc<upstream::UpstreamMetrics>,
-        registry: &'a Registry,
-        provider: &Arc<CryptoProvider>,
-    ) -> Self {
-        Self {
-            api_server: server,
-            upstream_metrics,
-            registry,
-            provider: Arc::clone(provider),
-        }
-    }
-}
-
 /// The authenticator, what decides impersonations, and the names of the identity headers.
 pub(super) struct AuthComponents {
     pub(super) authenticator: Arc<RequestAuthenticator>,
     /// What decides impersonations, if something does.
     pub(super) impersonation_authorizer: Option<Arc<ImpersonationAuthorizer>>,
-    /// `--classify-impersonated`.
-    pub(super) classify_impersonated: bool,
     /// The authorizer of impersonations, even while nothing uses it.
     authorizer: Option<Arc<ImpersonationAuthorizer>>,
     pub(super) identity_headers: Arc<IdentityHeaders>,
-}
-
-/// The background tasks of token and access reviews.
-#[derive(Debug)]
-pub(super) struct ReviewTasks {
-    tokens: Arc<TokenAuthenticator>,
-    authorizer: Option<Arc<ImpersonationAuthorizer>>,
-}
-
-impl ReviewTasks {
-    pub(super) fn run(self) {
-        let Self {
-            tokens,
-            authorizer: access,
-        } = self;
-        tokio::spawn(tokens.run());
-        if let Some(access) = access {
-            tokio::spawn(access.run());
-        }
-    }
-}
-
-pub(super) fn build_authenticator(
-    config: config::IdentityConfig,
-    impersonate: bool,
-    dependencies: AuthDependencies<'_>,
-) -> Result<(AuthComponents, ReviewTasks), StartError> {
-    let prepared = PreparedAuth::new(config, impersonate, None, &dependencies)?;
-    let tokens = TokenAuthenticator::new(prepared.tokens, dependencies.registry);
-    let authenticator = RequestAuthenticator::new(
-        prepared.front_proxies,
-        prepared.certificates,
-        prepared.token_file,
-        Arc::clone(&tokens),
-    )
-    .map_err(|why| StartError::new("marks of tokens", why))?;
-    let reviews = ReviewTasks {
-        tokens,
-        authorizer: prepared.authorizer.clone(),
-    };
-    let components = AuthComponents {
-        authenticator: Arc::new(authenticator),
-        impersonation_authorizer: prepared.impersonation_authorizer,
-        classify_impersonated: prepared.classify_impersonated,
-        authorizer: prepared.authorizer,
-        identity_headers: prepared.identity_headers,
-    };
-    Ok((components, reviews))
 }
 
 /// The settings of authentication, valid and not in force yet.
@@ -111,38 +37,38 @@ pub(super) struct PreparedAuth {
     front_proxies: Option<FrontProxyAuthenticator>,
     certificates: Option<CertificateVerifier>,
     token_file: TokenFile,
+    token_hasher: Arc<TokenHasher>,
     tokens: tokens::TokenConfig,
     identity_headers: Arc<IdentityHeaders>,
     impersonation_authorizer: Option<Arc<ImpersonationAuthorizer>>,
-    classify_impersonated: bool,
     /// The authorizer that is in use or was in use before.
     authorizer: Option<Arc<ImpersonationAuthorizer>>,
     access_reviews: Option<(Arc<dyn ApiTransport>, u32)>,
+    registry: Registry,
 }
 
 impl PreparedAuth {
-    /// Prepares what `config` describes. `authorizer` is the one that is there.
+    /// Prepares what `config` describes. Changes nothing of `earlier`.
     pub(super) fn new(
-        config: config::IdentityConfig,
-        impersonate: bool,
-        authorizer: Option<&Arc<ImpersonationAuthorizer>>,
-        dependencies: &AuthDependencies<'_>,
+        config: &Config,
+        earlier: Option<&AuthComponents>,
+        permanent: &Permanent,
     ) -> Result<Self, StartError> {
+        let dependencies = &AuthDependencies {
+            api_server: permanent.own_calls.api_server(config),
+            upstream_metrics: &permanent.upstream_metrics,
+        };
         let config::IdentityConfig {
             client_ca,
             tokens: token_file,
             headers,
             front_proxies,
             verification,
-            impersonation:
-                config::ImpersonationConfig {
-                    classify,
-                    reviews_per_second,
-                },
-        } = config;
+            impersonation,
+        } = config.identity.clone();
         let identity_headers = Arc::new(headers);
         let verifier = |flag: &'static str, roots: CertificatePool| {
-            CertificateVerifier::new(roots, Arc::clone(&dependencies.provider))
+            CertificateVerifier::new(roots, Arc::clone(&config.crypto_provider))
                 .map_err(|why| StartError::new(flag, why))
         };
         let certificates = client_ca
@@ -161,13 +87,20 @@ impl PreparedAuth {
             .transpose()?;
         let api_server = dependencies.api_server.clone();
         let access_reviews = api_server
-            .filter(|_| classify || impersonate)
-            .map(|api_server| (api_server, reviews_per_second));
-        let (in_use, authorizer) = match (&access_reviews, authorizer) {
+            .filter(|_| impersonation.classify || config.assert_by_impersonation)
+            .map(|api_server| (api_server, impersonation.reviews_per_second));
+        let token_hasher = match earlier {
+            Some(earlier) => Arc::clone(earlier.authenticator.token_hasher()),
+            None => {
+                Arc::new(TokenHasher::new().map_err(|why| StartError::new("marks of tokens", why))?)
+            }
+        };
+        let earlier = earlier.and_then(|earlier| earlier.authorizer.as_ref());
+        let (in_use, authorizer) = match (&access_reviews, earlier) {
             (None, earlier) => (None, earlier.map(Arc::clone)),
             (Some(_), Some(earlier)) => (Some(Arc::clone(earlier)), Some(Arc::clone(earlier))),
             (Some((api_server, per_second)), None) => {
-                let metrics = authorizer::AccessReviewMetrics::register(dependencies.registry);
+                let metrics = authorizer::AccessReviewMetrics::register(&permanent.registry);
                 let api_server = Arc::clone(api_server);
                 let new = ImpersonationAuthorizer::new(api_server, *per_second, metrics)
                     .map_err(|why| StartError::new("marks of rights", why))?;
@@ -178,10 +111,11 @@ impl PreparedAuth {
             front_proxies,
             certificates,
             token_file,
+            token_hasher,
             tokens: token_config(verification, dependencies),
+            registry: permanent.registry.clone(),
             identity_headers,
             impersonation_authorizer: in_use,
-            classify_impersonated: classify,
             authorizer,
             access_reviews,
         })
@@ -189,48 +123,50 @@ impl PreparedAuth {
 }
 
 impl AuthComponents {
-    /// Prepares the components of a reload. Changes nothing.
-    pub(super) fn prepare(
-        &self,
-        config: config::IdentityConfig,
-        impersonate: bool,
-        dependencies: &AuthDependencies<'_>,
-    ) -> Result<PreparedAuth, StartError> {
-        PreparedAuth::new(config, impersonate, self.authorizer.as_ref(), dependencies)
-    }
-
-    /// Puts `prepared` in force: changes the parts that stay, and builds the others around them.
-    /// Also returns an authorizer whose task has to be started. When all requests come to the new
-    /// authenticator, call `announce_trust` on it.
-    pub(super) fn replaced_by(
-        &self,
-        prepared: PreparedAuth,
-    ) -> (Self, Option<Arc<ImpersonationAuthorizer>>) {
-        self.authenticator
-            .token_authenticator()
-            .replace(prepared.tokens);
-        let authenticator = self.authenticator.rebuild(
+    /// Puts `prepared` in force: changes the parts of `earlier` that stay, and builds the others
+    /// around them. When all requests come to the new authenticator, call `announce_trust` on it.
+    pub(super) fn build(prepared: PreparedAuth, earlier: Option<&Self>, tasks: &mut Tasks) -> Self {
+        let tokens = match earlier {
+            None => {
+                let tokens = TokenAuthenticator::new(prepared.tokens, &prepared.registry);
+                tasks.push(Arc::clone(&tokens).run());
+                tokens
+            }
+            Some(earlier) => {
+                let tokens = earlier.authenticator.token_authenticator();
+                tokens.replace(prepared.tokens);
+                Arc::clone(tokens)
+            }
+        };
+        let authenticator = RequestAuthenticator::build(
             prepared.front_proxies,
             prepared.certificates,
             prepared.token_file,
+            (tokens, prepared.token_hasher),
+            earlier.map(|earlier| &*earlier.authenticator),
         );
-        let started = match (&self.authorizer, prepared.access_reviews) {
-            (None, _) => prepared.authorizer.clone(),
-            (Some(_), None) => None,
-            (Some(authorizer), Some((api_server, per_second))) => {
-                authorizer.replace(api_server, per_second);
-                None
+        let authorizer = earlier.and_then(|earlier| earlier.authorizer.as_ref());
+        match (authorizer, &prepared.authorizer, prepared.access_reviews) {
+            (None, Some(new), _) => tasks.push(Arc::clone(new).run()),
+            (Some(earlier), _, Some((api_server, per_second))) => {
+                earlier.replace(api_server, per_second);
             }
-        };
-        let components = Self {
+            _ => {}
+        }
+        Self {
             authenticator: Arc::new(authenticator),
             impersonation_authorizer: prepared.impersonation_authorizer,
-            classify_impersonated: prepared.classify_impersonated,
             authorizer: prepared.authorizer,
             identity_headers: prepared.identity_headers,
-        };
-        (components, started)
+        }
     }
+}
+
+/// What the settings of tokens are resolved with.
+struct AuthDependencies<'a> {
+    /// The API server, if weir has credentials for it.
+    api_server: Option<Arc<dyn ApiTransport>>,
+    upstream_metrics: &'a Arc<upstream::UpstreamMetrics>,
 }
 
 fn token_config(

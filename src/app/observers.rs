@@ -1,13 +1,10 @@
-//! The observers of requests: the audit log, the request logs, the record, the span exporter; and
-//! the explain headers.
+//! The observers of requests: the audit log, the request logs, the record, the span exporter.
 
 use std::sync::Arc;
 
 use crate::app::start_error::StartError;
 use crate::config::ReportingConfig;
-use crate::flowcontrol::sources::LiveObjects;
 use crate::observe::audit::AuditLog;
-use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::logging::recording::{
     PreparedRecording, Recorder, RecordingConfig, RecordingMetrics,
 };
@@ -26,14 +23,10 @@ pub(super) struct Observers {
     /// Records requests; also for clients of the admin listener.
     pub(super) recorder: Arc<Recorder>,
     spans: Option<Arc<SpanProcessor>>,
-    /// The lines that weir's log has lost.
-    pub(super) dropped_lines: DroppedLineCounter,
     /// The configuration of `spans`.
     tracing: Option<spans::config::TracingConfig>,
     /// Samples requests for traces. `None` without tracing.
     pub(super) sampler: Option<Sampler>,
-    /// `--explain-responses`.
-    pub(super) explain_responses: bool,
 }
 
 /// The settings of the observers, valid and not in force yet.
@@ -43,7 +36,6 @@ pub(super) struct PreparedObservers {
     /// The record and its open file.
     recording: Option<(RecordingConfig, PreparedRecording)>,
     tracing: Option<spans::config::TracingConfig>,
-    explain: bool,
 }
 
 impl PreparedObservers {
@@ -51,9 +43,9 @@ impl PreparedObservers {
     pub(super) fn open(reporting: ReportingConfig) -> Result<Self, StartError> {
         let ReportingConfig {
             audit,
-            explain,
             spans: tracing,
             recording,
+            explain: _,
             dropped_lines: _,
         } = reporting;
         let open = |config: audit::AuditConfig| {
@@ -74,86 +66,68 @@ impl PreparedObservers {
             audit: audit.map(open).transpose()?,
             recording: recording.map(open_record).transpose()?,
             tracing,
-            explain,
         })
     }
 }
 
 impl Observers {
-    /// Opens the configured logs; their metrics are registered in any case.
-    pub(super) fn start(
-        reporting: ReportingConfig,
-        objects: Option<&Arc<LiveObjects>>,
-        registry: &Registry,
-    ) -> Result<Self, StartError> {
-        reporting.dropped_lines.register(registry);
-        let none = Self {
-            dropped_lines: reporting.dropped_lines.clone(),
-            audit_log: None,
-            rejections: Arc::default(),
-            recorder: Recorder::new(RecordingMetrics::register(registry), objects.cloned()),
-            sampler: None,
-            spans: None,
-            tracing: None,
-            explain_responses: false,
-        };
-        none.replaced_by(PreparedObservers::open(reporting)?, registry)
-    }
-
-    /// The observers of a reload. The audit log goes on with its new policy and destination; one
-    /// that is switched off writes what it has, and so does the exporter of spans to another
-    /// collector.
+    /// The observers in place of `earlier`. The audit log goes on with its new policy and
+    /// destination; one that is switched off writes what it has, and so does the exporter of spans
+    /// to another collector.
     ///
     /// # Errors
     /// The thread of an audit log that is switched on cannot be started.
-    pub(super) fn replaced_by(
-        &self,
+    pub(super) fn build(
         prepared: PreparedObservers,
+        earlier: Option<&Self>,
         registry: &Registry,
     ) -> Result<Self, StartError> {
         let PreparedObservers {
             audit,
             recording,
             tracing,
-            explain,
         } = prepared;
-        let (auditing, tracings) = (
-            audit::AuditMetrics::register(registry),
-            spans::SpanMetrics::register(registry),
-        );
-        let audit_log = match (&self.audit_log, audit) {
+        let metrics = audit::AuditMetrics::register(registry);
+        let audit_log = match (
+            earlier.and_then(|earlier| earlier.audit_log.as_ref()),
+            audit,
+        ) {
             (_, None) => None,
             (Some(log), Some(audit)) => {
                 log.replace(audit);
                 Some(Arc::clone(log))
             }
             (None, Some(audit)) => Some(
-                AuditLog::start(audit, auditing)
+                AuditLog::start(audit, metrics)
                     .map_err(|why| StartError::new("--audit-log-path", why))?,
             ),
         };
+        let recorder = earlier.map_or_else(
+            || Recorder::new(RecordingMetrics::register(registry), None),
+            |earlier| Arc::clone(&earlier.recorder),
+        );
         let (config, recording) = recording.unzip();
-        if !self.recorder.is_in_force(config.as_ref()) {
-            let replaced = self.recorder.replace(recording);
+        if !recorder.is_in_force(config.as_ref()) {
+            let replaced = recorder.replace(recording);
             replaced.map_err(|why| StartError::new("--record-path", why))?;
         }
-        let spans = if self.tracing == tracing {
-            self.spans.clone()
-        } else {
-            let start = |tracing| Arc::new(SpanProcessor::start(tracing, tracings));
-            tracing.clone().map(start)
+        let metrics = spans::SpanMetrics::register(registry);
+        let spans = match earlier.filter(|earlier| earlier.tracing == tracing) {
+            Some(earlier) => earlier.spans.clone(),
+            None => {
+                let start = |tracing| Arc::new(SpanProcessor::start(tracing, metrics));
+                tracing.clone().map(start)
+            }
         };
         Ok(Self {
             audit_log,
-            dropped_lines: self.dropped_lines.clone(),
-            rejections: Arc::clone(&self.rejections),
-            recorder: Arc::clone(&self.recorder),
+            rejections: earlier.map_or_else(Arc::default, |one| Arc::clone(&one.rejections)),
+            recorder,
             sampler: tracing
                 .as_ref()
                 .map(|tracing| Sampler::new(tracing.sampling_rate_per_million)),
             spans,
             tracing,
-            explain_responses: explain,
         })
     }
 
@@ -189,19 +163,19 @@ impl Observers {
         self.audit_log.is_some()
     }
 
-    /// Logs each second how many lines were suppressed.
-    pub(super) async fn run(self) {
-        self.rejections.run().await;
+    /// The log of rejections, whose task has to be started.
+    pub(super) const fn rejections(&self) -> &Arc<RejectionLog> {
+        &self.rejections
     }
 
     /// Writes and exports what is pending, within a time limit.
-    pub(super) async fn finish(self) {
+    pub(super) async fn finish(&self) {
         self.rejections.log_summaries();
         self.recorder.finish().await;
-        if let Some(log) = self.audit_log {
+        if let Some(log) = &self.audit_log {
             log.finish().await;
         }
-        if let Some(spans) = self.spans {
+        if let Some(spans) = &self.spans {
             spans.finish().await;
         }
     }

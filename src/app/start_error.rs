@@ -1,27 +1,22 @@
-//! The error of a proxy that cannot start.
+//! The error of a configuration that cannot be in force.
 
-use std::fmt;
-
-/// Why the proxy cannot start.
-#[derive(Debug)]
+/// Why the proxy cannot start, or a configuration is not in force.
+#[derive(Debug, thiserror::Error)]
+#[error("{context}: {reason}")]
 pub struct StartError {
     context: String,
     reason: String,
+    /// Whether a key belongs to another certificate: one of the two files may be new already, and
+    /// the other not yet.
+    pub(crate) is_key_mismatch: bool,
 }
 
 impl StartError {
-    pub(super) fn new(context: impl Into<String>, reason: impl fmt::Display) -> Self {
+    pub(super) fn new(context: impl Into<String>, reason: impl std::fmt::Display) -> Self {
         Self {
             context: context.into(),
             reason: reason.to_string(),
+            is_key_mismatch: false,
         }
     }
 }
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.context, self.reason)
-    }
-}
-
-impl std::error::Error for StartError {}

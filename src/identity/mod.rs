@@ -174,68 +174,71 @@ fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
 }
 
 impl RequestAuthenticator {
-    /// Combines the authenticators.
+    /// Combines the authenticators, with a new key of the token hashes.
     ///
     /// # Errors
-    /// The system's random generator fails, which the key of the token hashes needs.
+    /// The system's random generator fails.
     pub fn new(
         front_proxies: Option<FrontProxyAuthenticator>,
         certificate_verifier: Option<CertificateVerifier>,
-        mut token_file: TokenFile,
+        token_file: TokenFile,
         token_authenticator: Arc<TokenAuthenticator>,
     ) -> Result<Self, String> {
-        let token_hasher = Arc::new(TokenHasher::new()?);
-        token_file.hash_tokens(&token_hasher);
-        // Tokens of the token file count as accepted until the upstream answers 401.
-        token_file.token_hashes().for_each(|token_hash| {
-            token_authenticator
-                .accepted_tokens()
-                .record(token_hash, true)
-        });
-        let trust = Arc::new(client_trust(front_proxies.as_ref(), certificate_verifier));
-        Ok(Self {
+        let (hasher, tokens) = (Arc::new(TokenHasher::new()?), token_authenticator);
+        Ok(Self::build(
             front_proxies,
-            trust_publisher: TrustPublisher::new(Arc::clone(&trust)),
-            trust,
+            certificate_verifier,
             token_file,
-            token_hasher,
-            token_authenticator,
-            anonymous: Arc::new(UserInfo::anonymous()),
-        })
+            (tokens, hasher),
+            None,
+        ))
     }
 
-    /// An authenticator with new settings, around the same token authenticator, whose settings
-    /// [`TokenAuthenticator::replace`] changes. Tokens that are no longer in the file are not
-    /// accepted any more; the others keep what is known about them. Call
-    /// [`announce_trust`](Self::announce_trust) once all requests come to the new authenticator.
+    /// Combines the authenticators, in place of `earlier`, with which it shares what verifies tokens
+    /// and its key. Tokens that are no longer in the file are not accepted any more; the others keep
+    /// what is known about them. Call [`announce_trust`](Self::announce_trust) once all requests
+    /// come to the new authenticator.
     #[must_use]
-    pub(crate) fn rebuild(
-        &self,
+    pub(crate) fn build(
         mut front_proxies: Option<FrontProxyAuthenticator>,
         certificate_verifier: Option<CertificateVerifier>,
         mut token_file: TokenFile,
+        (token_authenticator, token_hasher): (Arc<TokenAuthenticator>, Arc<TokenHasher>),
+        earlier: Option<&Self>,
     ) -> Self {
-        token_file.hash_tokens(&self.token_hasher);
-        let before: HashSet<TokenHash> = self.token_file.token_hashes().collect();
-        let now: HashSet<TokenHash> = token_file.token_hashes().collect();
+        token_file.hash_tokens(&token_hasher);
+        let hashes = |file: &TokenFile| -> HashSet<TokenHash> { file.token_hashes().collect() };
+        let before = earlier.map_or_else(HashSet::new, |earlier| hashes(&earlier.token_file));
+        let now = hashes(&token_file);
         let record = |token_hash: &TokenHash, accepted| {
-            self.accepted_tokens().record(*token_hash, accepted);
+            let tokens = token_authenticator.accepted_tokens();
+            tokens.record(*token_hash, accepted);
         };
         before.difference(&now).for_each(|gone| record(gone, false));
+        // Tokens of the token file count as accepted until the upstream answers 401.
         now.difference(&before).for_each(|new| record(new, true));
         let trust = client_trust(front_proxies.as_ref(), certificate_verifier);
-        let trust = trust.replacing(&self.trust);
+        let (trust, trust_publisher) = match earlier {
+            None => {
+                let trust = Arc::new(trust);
+                (Arc::clone(&trust), TrustPublisher::new(trust))
+            }
+            Some(earlier) => (
+                trust.replacing(&earlier.trust),
+                earlier.trust_publisher.clone(),
+            ),
+        };
         if let (Some(proxies), Some(verifier)) = (&mut front_proxies, &trust.front_proxies) {
             proxies.verifier = Arc::clone(verifier);
         }
         Self {
             front_proxies,
             trust,
-            trust_publisher: self.trust_publisher.clone(),
+            trust_publisher,
             token_file,
-            token_hasher: Arc::clone(&self.token_hasher),
-            token_authenticator: Arc::clone(&self.token_authenticator),
-            anonymous: Arc::clone(&self.anonymous),
+            token_hasher,
+            token_authenticator,
+            anonymous: Arc::new(UserInfo::anonymous()),
         }
     }
 
@@ -250,6 +253,11 @@ impl RequestAuthenticator {
     #[must_use]
     pub(crate) fn trust_observer(&self) -> TrustObserver<ClientTrust> {
         self.trust_publisher.observer()
+    }
+
+    /// The key of the token hashes.
+    pub(crate) const fn token_hasher(&self) -> &Arc<TokenHasher> {
+        &self.token_hasher
     }
 
     /// Verifies tokens that are in no file.

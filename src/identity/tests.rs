@@ -338,6 +338,13 @@ async fn a_token_in_a_websocket_subprotocol_is_read_too() {
     );
 }
 
+/// With another token file.
+fn rebuilt(earlier: &RequestAuthenticator, file: TokenFile) -> RequestAuthenticator {
+    let tokens = Arc::clone(earlier.token_authenticator());
+    let hasher = Arc::clone(earlier.token_hasher());
+    RequestAuthenticator::build(None, None, file, (tokens, hasher), Some(earlier))
+}
+
 #[tokio::test]
 async fn a_token_that_is_removed_from_the_file_is_not_accepted_any_more() {
     let first = authenticator();
@@ -345,12 +352,12 @@ async fn a_token_that_is_removed_from_the_file_is_not_accepted_any_more() {
     let (secret, other) = (hash(&first, b"secret"), hash(&first, b"other"));
     let file = TokenFile::parse("secret,alice,u1\nother,bob,u2\n").unwrap();
     first.accepted_tokens().record(secret, false); // a 401
-    let second = first.rebuild(None, None, file);
+    let second = rebuilt(&first, file);
     assert!(!second.accepted_tokens().contains(secret), "as before");
     assert!(second.accepted_tokens().contains(other));
     let user = authenticate(&second, &bearer_headers("other")).await.user;
     assert_eq!(user.name, "bob");
-    let third = second.rebuild(None, None, TokenFile::default());
+    let third = rebuilt(&second, TokenFile::default());
     assert!(!third.accepted_tokens().contains(other));
     let gone = authenticate(&third, &bearer_headers("other")).await;
     assert_eq!(gone.credential, RequestCredential::UnverifiedToken);

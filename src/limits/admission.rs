@@ -24,6 +24,15 @@ pub enum Admission {
 }
 
 impl Admission {
+    /// The controller of priority and fairness, if it is in force.
+    #[must_use]
+    pub(crate) const fn controller(&self) -> Option<&Arc<Controller>> {
+        match self {
+            Self::Fairness(controller) => Some(controller),
+            Self::MaxInFlight(_) => None,
+        }
+    }
+
     /// Admits a request, after a time in a queue if necessary. Long-running requests are admitted
     /// at once, except that API Priority and Fairness charges a watch for its initialization.
     ///

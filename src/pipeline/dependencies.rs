@@ -1,24 +1,29 @@
-//! What a [`Pipeline`](crate::pipeline::Pipeline) is built from, by how long it lives.
+//! The [`Pipeline`] of a worker: what its steps use, by how long it lives, and its settings.
 //!
-//! A pipeline is cheap to build: its steps clone references. Two pipelines of one worker may share
-//! everything but their settings.
+//! A pipeline is cheap to build: it refers to one value that all workers share, and clones what is
+//! its worker's.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
+
 use crate::drain::Drain;
+use crate::flag_values;
+use crate::flag_values::{parse_duration, parse_positive_duration};
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::{ImpersonationAuthorizer, RequestAuthenticator};
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::memory_limit::MemoryLimit;
-use crate::limits::upgrade_rate::UpgradeRateLimit;
+use crate::limits::upgrade_rate::{DEFAULT_UPGRADES_PER_SECOND, UpgradeRateLimit};
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::reject::body_drain::BodyDrainBudget;
 use crate::pipeline::reject::delay::RejectionDelay;
 use crate::pipeline::reject::response_cache::RejectionResponseCache;
 use crate::pipeline::response::abandoned::AbandonedRequests;
 use crate::pipeline::response::deadlines::Deadlines;
+use crate::pipeline::response::response_reader::WorkerMemoryLimit;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::record::RequestObservers;
 use crate::pipeline::trace::trace_context::Sampler;
@@ -27,6 +32,28 @@ use crate::upstream::loop_detection::LoopDetector;
 use weir_limits::rate::RateLimits;
 use weir_limits::throttling::log_limiter::LogLimiter;
 use weir_limits::throttling::memory_budget::MemoryBudget;
+use weir_limits::throttling::minimum_rate::MinimumRate;
+
+/// The way of each request, shared by all connections of a worker.
+#[derive(Debug)]
+pub struct Pipeline {
+    pub(super) shared: Arc<SharedDependencies>,
+    pub(super) worker: WorkerDependencies,
+    pub(super) memory_limit: Arc<WorkerMemoryLimit>,
+}
+
+impl Pipeline {
+    /// A pipeline of a worker. A later one with the same dependencies of the worker takes its place
+    /// without losing anything.
+    #[must_use]
+    pub fn new(shared: Arc<SharedDependencies>, worker: WorkerDependencies) -> Self {
+        Self {
+            memory_limit: Arc::new(WorkerMemoryLimit(Arc::clone(&shared.memory_limit))),
+            shared,
+            worker,
+        }
+    }
+}
 
 /// What the pipelines of all workers share.
 #[derive(Clone, Debug)]
@@ -66,6 +93,8 @@ pub struct SharedDependencies {
     pub metrics: Arc<RequestMetrics>,
     /// Limits the log lines about upstream failures.
     pub upstream_log_limiter: Arc<LogLimiter>,
+    /// The settings of the configuration in force.
+    pub settings: PipelineSettings,
 }
 
 /// What the pipelines of one worker share, one after the other. Requests in flight refer to it.
@@ -86,9 +115,8 @@ pub struct WorkerDependencies {
 pub struct PipelineSettings {
     /// `--request-timeout`, for requests that are not long-running.
     pub request_timeout: Duration,
-    /// `--request-body-buffer`, in bytes: how much of a body is read before its request takes a
-    /// seat.
-    pub body_buffer: usize,
+    /// Limits on the transfers of clients.
+    pub transfers: TransferConfig,
     /// `--classify-impersonated`.
     pub classify_impersonated: bool,
     /// Samples requests for traces. `None` without tracing.
@@ -97,4 +125,60 @@ pub struct PipelineSettings {
     pub has_audit_log: bool,
     /// `--explain-responses`.
     pub explain_responses: bool,
+}
+
+/// Limits on the transfers of clients.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct TransferConfig {
+    /// How much of a request's body is read before the request takes a seat, in bytes: a client that does not send its body
+    /// holds no seat. 0 reads none (but that of GET, HEAD and upgrades). At most 3 MiB.
+    #[arg(long, value_name = "BYTES", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=3 << 20))]
+    pub request_body_buffer: u32,
+    /// Minimum rate at which a client has to send its request's body, or read its response, while weir waits for it, in bytes a
+    /// second; a transfer that falls behind by --min-transfer-rate-grace is ended. 0 means no minimum.
+    #[arg(long, value_name = "BYTES", default_value_t = 1024)]
+    pub min_transfer_rate: u32,
+    /// How far a transfer may fall behind --min-transfer-rate.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
+    pub min_transfer_rate_grace: Duration,
+    /// How long the client of a long-running request (exec, attach, port-forward, a log, a proxied stream, a watch) may read nothing,
+    /// or send nothing of a body, before it is cut off, if the API server has accepted its credential: --min-transfer-rate does not
+    /// apply to it, unless memory is scarce (--memory-limit). 0 is no limit.
+    #[arg(long, value_name = "DURATION", default_value = "15m0s", value_parser = parse_duration)]
+    pub long_running_pause_timeout: Duration,
+    /// Most requests a second of one address (of IPv6 a /64) that may ask for another protocol (Upgrade: exec, attach, port-forward)
+    /// without a credential that the API server has accepted, and five times as many at once; 429 beyond. Each costs the API
+    /// server a TLS handshake. 0 is no limit.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_UPGRADES_PER_SECOND, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub unproven_upgrades_per_second: u32,
+}
+
+impl TransferConfig {
+    /// The minimum rate of transfers.
+    #[must_use]
+    pub fn minimum_rate(&self) -> MinimumRate {
+        MinimumRate {
+            bytes_per_second: self.min_transfer_rate,
+            grace: self.min_transfer_rate_grace,
+            pause: self.long_running_pause_timeout,
+        }
+    }
+}
+
+impl Default for TransferConfig {
+    fn default() -> Self {
+        flag_values::defaults()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_flags() {
+        let transfers = TransferConfig::default();
+        assert_eq!(transfers.request_body_buffer, 64 << 10);
+        assert_eq!(transfers.minimum_rate(), MinimumRate::default());
+    }
 }

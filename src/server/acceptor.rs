@@ -162,11 +162,11 @@ impl Acceptor {
             ConnectionSource::from_address(address.ip())
         };
         let free = settings.free_connections(self.drain.open_connections());
-        self.shares.acquire(source, settings.address_limit, free)
+        self.shares.acquire(source, settings.address_limit(), free)
     }
 
     async fn ensure_below_limit(&self, source: ConnectionSource) -> bool {
-        let max_connections = self.settings.load().max_connections;
+        let max_connections = self.settings.load().serving.max_connections;
         while self.drain.open_connections() >= max_connections {
             if !self.pending_handshakes.evict_for(source).await {
                 return false;

@@ -184,7 +184,8 @@ pub(crate) enum UpstreamRequest {
 }
 
 impl Upstream {
-    /// Pools without connections. Requests open connections as far as `budget` allows.
+    /// Pools without connections. Requests open connections as far as `budget` allows, and users are
+    /// asserted by `impersonator`, if there is one, or by the front-proxy certificate.
     #[must_use]
     pub fn new(
         config: &UpstreamConfig,
@@ -193,62 +194,73 @@ impl Upstream {
         impersonator: Option<&Arc<OwnCredentials>>,
         metrics: &Arc<UpstreamMetrics>,
     ) -> Self {
-        let limits = Arc::new(PoolLimits::new(
-            config.max_http2_connections,
-            config.protocol,
-        ));
+        Self::build(config, servers, budget, impersonator, metrics, None)
+    }
+
+    /// The same, in place of `earlier`, whose users are asserted in another way. The pools of other
+    /// requests stay.
+    ///
+    /// Requests that have `earlier` keep it, and are sent as they were authenticated: with the
+    /// front-proxy certificate of now. Its connections end with their requests.
+    #[must_use]
+    pub(crate) fn build(
+        config: &UpstreamConfig,
+        servers: &Arc<ServerSet>,
+        budget: &ConnectionBudget,
+        impersonator: Option<&Arc<OwnCredentials>>,
+        metrics: &Arc<UpstreamMetrics>,
+        earlier: Option<&Arc<Self>>,
+    ) -> Self {
+        let limits = earlier.map_or_else(
+            || {
+                Arc::new(PoolLimits::new(
+                    config.max_http2_connections,
+                    config.protocol,
+                ))
+            },
+            |earlier| Arc::clone(&earlier.pool_limits),
+        );
         let settings = |certificate, budget| PoolSettings {
             limits: Arc::clone(&limits),
             ..config.pool_settings(certificate, Some(budget), metrics)
         };
-        let unverified = settings(PresentedCertificate::None, budget.for_unverified());
-        let settings = |certificate| settings(certificate, budget.clone());
-        let set = || Arc::clone(servers);
+        let asserting = |certificate| settings(certificate, budget.clone());
+        let (set, none) = (|| Arc::clone(servers), PresentedCertificate::None);
+        let mut others = Vec::new();
+        let (pass_through, unverified) = match earlier {
+            None => (
+                ServerPools::new(set(), settings(none.clone(), budget.clone())),
+                ServerPools::new(set(), settings(none, budget.for_unverified())),
+            ),
+            Some(earlier) => {
+                earlier.retire_asserting();
+                let used = |earlier: &&Weak<Self>| earlier.strong_count() > 0;
+                others.extend(earlier.earlier.iter().filter(used).cloned());
+                others.push(Arc::downgrade(earlier));
+                (
+                    Arc::clone(&earlier.pass_through),
+                    Arc::clone(&earlier.unverified),
+                )
+            }
+        };
         Self {
             servers: set(),
-            front_proxy: ServerPools::new(set(), settings(PresentedCertificate::FrontProxy)),
-            impersonating: impersonator.map(|own| ImpersonationPools::new(set(), own, settings)),
-            pass_through: ServerPools::new(set(), settings(PresentedCertificate::None)),
-            unverified: ServerPools::new(set(), unverified),
+            front_proxy: ServerPools::new(set(), asserting(PresentedCertificate::FrontProxy)),
+            impersonating: impersonator.map(|own| ImpersonationPools::new(set(), own, asserting)),
+            pass_through,
+            unverified,
             pool_limits: Arc::clone(&limits),
             metrics: Arc::clone(metrics),
-            earlier: Vec::new(),
+            earlier: others,
         }
     }
 
-    /// The same API servers, with other ways of asserting users: by `impersonator`, if there is
-    /// one, or by the front-proxy certificate that is configured next.
-    ///
-    /// Requests that have this one keep it, and are sent as they were authenticated: with the
-    /// front-proxy certificate of now. Its connections end with their requests.
-    #[must_use]
-    pub(crate) fn with_other_assertion(
-        self: &Arc<Self>,
-        config: &UpstreamConfig,
-        budget: &ConnectionBudget,
-        impersonator: Option<&Arc<OwnCredentials>>,
-    ) -> Self {
+    /// Closes the connections that assert users, when their requests have ended.
+    fn retire_asserting(&self) {
         self.front_proxy.keep_front_proxy_certificate();
         self.front_proxy.retire_all();
         if let Some(impersonating) = &self.impersonating {
             impersonating.pools.retire_all();
-        }
-        let settings = |certificate| PoolSettings {
-            limits: Arc::clone(&self.pool_limits),
-            ..config.pool_settings(certificate, Some(budget.clone()), &self.metrics)
-        };
-        let set = || Arc::clone(&self.servers);
-        let is_used = |earlier: &&Weak<Self>| earlier.strong_count() > 0;
-        let earlier = self.earlier.iter().filter(is_used).cloned();
-        Self {
-            servers: set(),
-            front_proxy: ServerPools::new(set(), settings(PresentedCertificate::FrontProxy)),
-            impersonating: impersonator.map(|own| ImpersonationPools::new(set(), own, settings)),
-            pass_through: Arc::clone(&self.pass_through),
-            unverified: Arc::clone(&self.unverified),
-            pool_limits: Arc::clone(&self.pool_limits),
-            metrics: Arc::clone(&self.metrics),
-            earlier: earlier.chain([Arc::downgrade(self)]).collect(),
         }
     }
 

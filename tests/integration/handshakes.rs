@@ -126,7 +126,10 @@ async fn an_address_has_three_quarters_of_the_connections_and_leaves_the_others(
     let mut upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address)
         .max_connections(4)
-        .with(|config| config.serving.address_limit = AddressLimit::DynamicShare)
+        .with(|config| {
+            config.serving.connections.max_connections_per_address =
+                Some(AddressLimit::DynamicShare)
+        })
         .start()
         .await;
     let mut first = Vec::new();
@@ -155,7 +158,9 @@ async fn connections_behind_proxy_protocol_count_for_the_client_that_it_names() 
     let upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address)
         .proxy_protocol()
-        .with(|config| config.serving.address_limit = AddressLimit::Fixed(1))
+        .with(|config| {
+            config.serving.connections.max_connections_per_address = Some(AddressLimit::Fixed(1))
+        })
         .start()
         .await;
     let named = async |last: u8| {

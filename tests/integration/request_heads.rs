@@ -37,7 +37,7 @@ const HEAD: [(&str, &str); 5] = [
 async fn with_short_header_timeout() -> (Weir, FakeUpstream) {
     let upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address)
-        .with(|config| config.serving.header_timeout = SHORT_TIMEOUT)
+        .with(|config| config.serving.connections.request_header_timeout = SHORT_TIMEOUT)
         .start()
         .await;
     (weir, upstream)

@@ -27,7 +27,8 @@ const MAX_TRIES: u32 = 1000;
 const CLOSED_METRIC: &str = "weir_client_connections_closed_total{reason=\"resets\"}";
 
 fn with_one_reset_per_second(upstream: &FakeUpstream) -> WeirBuilder {
-    weir::builder(upstream.address).with(|config| config.serving.resets_per_second = 1)
+    weir::builder(upstream.address)
+        .with(|config| config.serving.connections.http2_max_resets_per_second = 1)
 }
 
 fn request_head(path: &'static str) -> [(&'static str, &'static str); 5] {
@@ -142,7 +143,10 @@ async fn an_address_that_resets_too_often_connects_again_more_slowly() {
     const ATTEMPTS: u32 = 50;
     let upstream = FakeUpstream::start().await;
     let weir = with_one_reset_per_second(&upstream)
-        .with(|config| config.serving.address_limit = AddressLimit::DynamicShare)
+        .with(|config| {
+            config.serving.connections.max_connections_per_address =
+                Some(AddressLimit::DynamicShare)
+        })
         .start()
         .await;
     // The delay ends after a second, which may pass before the next attempt.
@@ -191,7 +195,7 @@ async fn resets_of_ended_streams_are_not_counted() {
 async fn without_a_limit_resets_are_not_counted() {
     let mut upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address)
-        .with(|config| config.serving.resets_per_second = 0)
+        .with(|config| config.serving.connections.http2_max_resets_per_second = 0)
         .start()
         .await;
     let mut client = weir.raw_http2().await;

@@ -480,7 +480,7 @@ const MAX_TRIES: u32 = 1000;
 async fn upgrades_with_unverified_credentials_are_limited_by_address() {
     let mut upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address)
-        .with(|config| config.transfers.upgrades_per_second = 1)
+        .with(|config| config.transfers.unproven_upgrades_per_second = 1)
         .start()
         .await;
     let mut passed = 0;

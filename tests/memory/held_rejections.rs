@@ -34,13 +34,14 @@ use weir::limits::{Admission, Permit};
 use weir::pipeline::Pipeline;
 use weir::pipeline::connection::head_budget::HeadBudget;
 use weir::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer};
-use weir::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
+use weir::pipeline::dependencies::{
+    PipelineSettings, SharedDependencies, TransferConfig, WorkerDependencies,
+};
 use weir::pipeline::reject::body_drain::BodyDrainBudget;
-use weir::pipeline::reject::delay::RejectionDelay;
+use weir::pipeline::reject::delay::{RejectionDelay, RejectionDelayConfig};
 use weir::pipeline::response::abandoned::AbandonedRequests;
 use weir::pipeline::response::body::Body;
 use weir::pipeline::response::deadlines::{Deadlines, SlowTransfers};
-use weir::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
 use weir::pipeline::trace::RequestMetrics;
 use weir::pipeline::trace::record::{Record, RequestObserver};
 use weir::upstream;
@@ -152,7 +153,13 @@ async fn full_pipeline() -> FullPipeline {
     let places = ConnectionBudget::new(upstream.max_connections, &SlotMetrics::register(&registry));
     let metrics = upstream::UpstreamMetrics::register(&registry);
     let witness: Arc<dyn RequestObserver> = Arc::new(NoopObserver);
-    let rejection_delay = Arc::new(RejectionDelay::new(Duration::from_secs(600), 0, &registry));
+    let rejection_delay = Arc::new(RejectionDelay::new(
+        RejectionDelayConfig {
+            rejection_hold: Duration::from_secs(600),
+            max_rejection_millicores: 0,
+        },
+        &registry,
+    ));
     let shared = SharedDependencies {
         authenticator: Arc::new(
             RequestAuthenticator::new(None, None, TokenFile::default(), tokens).unwrap(),
@@ -173,6 +180,14 @@ async fn full_pipeline() -> FullPipeline {
         drain: Drain::new(),
         metrics: RequestMetrics::register(&registry),
         upstream_log_limiter: Arc::default(),
+        settings: PipelineSettings {
+            request_timeout: Duration::from_secs(3600),
+            transfers: TransferConfig::default(),
+            classify_impersonated: false,
+            sampler: None,
+            has_audit_log: false,
+            explain_responses: false,
+        },
     };
     let worker = WorkerDependencies {
         upstream: Arc::new(Upstream::new(
@@ -186,15 +201,7 @@ async fn full_pipeline() -> FullPipeline {
         deadlines: Deadlines::new(MinimumRate::default(), SlowTransfers::register(&registry)),
         observers: Arc::from([witness]),
     };
-    let settings = PipelineSettings {
-        request_timeout: Duration::from_secs(3600),
-        body_buffer: DEFAULT_BODY_BUFFER,
-        classify_impersonated: false,
-        sampler: None,
-        has_audit_log: false,
-        explain_responses: false,
-    };
-    let pipeline = Arc::new(Pipeline::new(&shared, &worker, settings));
+    let pipeline = Arc::new(Pipeline::new(Arc::new(shared), worker));
     FullPipeline {
         pipeline,
         rejection_delay,

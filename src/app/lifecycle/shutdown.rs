@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::time::{timeout, timeout_at};
 use tracing::info;
 
-use crate::config::ShutdownConfig;
+use crate::config::{Config, ShutdownConfig};
 use crate::drain::{Drain, DrainStage};
 use weir_base::clock::Clock;
 
@@ -53,9 +53,22 @@ pub(crate) struct ShutdownTimes {
     pub(crate) request_timeout: Duration,
 }
 
+impl ShutdownTimes {
+    pub(crate) const fn from_config(config: &Config) -> Self {
+        Self {
+            config: config.shutdown,
+            request_timeout: config.request_timeout,
+        }
+    }
+}
+
 pub(crate) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> ShutdownOutcome {
     let ShutdownTimes {
-        config: ShutdownConfig { delay, watch_grace },
+        config:
+            ShutdownConfig {
+                shutdown_delay_duration: delay,
+                shutdown_watch_termination_grace_period: watch_grace,
+            },
         request_timeout,
     } = times;
     info!(
@@ -91,7 +104,11 @@ pub(crate) async fn shut_down(drain: &Drain, times: ShutdownTimes) -> ShutdownOu
 /// Ends a process whose listeners another process has taken over.
 pub(crate) async fn finish_after_handover(drain: &Drain, times: ShutdownTimes) -> ShutdownOutcome {
     let ShutdownTimes {
-        config: ShutdownConfig { watch_grace, .. },
+        config:
+            ShutdownConfig {
+                shutdown_watch_termination_grace_period: watch_grace,
+                ..
+            },
         request_timeout,
     } = times;
     info!(
@@ -149,8 +166,8 @@ mod tests {
     fn times() -> ShutdownTimes {
         ShutdownTimes {
             config: ShutdownConfig {
-                delay: Duration::ZERO,
-                watch_grace: Duration::ZERO,
+                shutdown_delay_duration: Duration::ZERO,
+                shutdown_watch_termination_grace_period: Duration::ZERO,
             },
             request_timeout: Duration::from_secs(60),
         }

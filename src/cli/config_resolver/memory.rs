@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::cli::flags::values::MEBIBYTE;
+use crate::flag_values::MEBIBYTE;
 use weir_kubernetes::numeric::saturating_u64;
 
 /// The part of the cgroup's limit that weir may use, in percent. The rest is for what is not

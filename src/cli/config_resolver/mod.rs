@@ -27,8 +27,7 @@ use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::config_resolver::memory::default_memory_limit;
 use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::flags::{
-    FlowcontrolEnforcement, FlowcontrolSource, IdentityArgs, LimitArgs, OperationArgs, ProxyArgs,
-    ServeArgs, origin,
+    FlowcontrolSource, IdentityArgs, LimitArgs, OperationArgs, ProxyArgs, ServeArgs, origin,
 };
 use crate::config;
 use crate::config::Config;
@@ -39,7 +38,7 @@ use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::admin::{is_loopback, log_level};
 use crate::observe::spans;
-use crate::pipeline::steps::request_body::DEFAULT_BODY_BUFFER;
+use crate::server::settings::ServingConfig;
 use crate::upstream::UpstreamConfig;
 #[cfg(feature = "tools")]
 use weir_explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
@@ -47,7 +46,6 @@ use weir_kubernetes::document;
 use weir_kubernetes::document::Severity;
 use weir_kubernetes::numeric::saturating_usize;
 use weir_limits::max_in_flight;
-use weir_limits::throttling::minimum_rate::MinimumRate;
 
 /// File descriptors that no client connection uses: listeners, connections to the upstream, logs.
 const SPARE_DESCRIPTORS: u64 = 256;
@@ -142,22 +140,10 @@ fn resolver_for(origin: &ConfigOrigin) -> FlagResolver {
     resolver
 }
 
-fn transfer_config(limits: &LimitArgs) -> config::TransferConfig {
-    config::TransferConfig {
-        body_buffer: usize::try_from(limits.request_body_buffer).unwrap_or(DEFAULT_BODY_BUFFER),
-        minimum_rate: MinimumRate {
-            bytes_per_second: limits.min_transfer_rate,
-            grace: limits.min_transfer_rate_grace,
-            pause: limits.long_running_pause_timeout,
-        },
-        upgrades_per_second: limits.unproven_upgrades_per_second,
-    }
-}
-
 /// Adds the values that were found out for settings that were not given.
 fn fill_effective(
     mut effective: EffectiveConfig,
-    serving: &config::ServingConfig,
+    serving: &ServingConfig,
     upstream: &UpstreamConfig,
     workers: usize,
 ) -> EffectiveConfig {
@@ -187,13 +173,6 @@ fn fill_effective(
 /// A failure of the front proxy certificate is seen within a minute. A request a minute is no load
 /// for the API server.
 const SELF_CHECK_INTERVAL: Duration = Duration::from_secs(60);
-
-const fn shutdown_config(operation: &OperationArgs) -> config::ShutdownConfig {
-    config::ShutdownConfig {
-        delay: operation.shutdown_delay_duration,
-        watch_grace: operation.shutdown_watch_termination_grace_period,
-    }
-}
 
 fn admin_config(operation: &OperationArgs, effective: EffectiveConfig) -> config::AdminConfig {
     config::AdminConfig {
@@ -259,15 +238,14 @@ impl FlagResolver {
             admission: admission?,
             replicas,
             request_timeout: limits.request_timeout,
-            rejection_hold: limits.rejection_hold,
-            max_rejection_millicores: limits.max_rejection_millicores,
-            transfers: transfer_config(&limits),
+            rejections: limits.rejections,
+            transfers: limits.transfers,
             memory_limit,
             object_count_poll_period: limits.object_count_poll_period,
             upstream,
             own_credentials,
             assert_by_impersonation: impersonate,
-            shutdown: shutdown_config(&operation),
+            shutdown: operation.shutdown,
             admin: admin_config(&operation, effective),
             reporting,
             workers,
@@ -299,7 +277,7 @@ impl FlagResolver {
     /// Adds an error for each flag that has no effect without another flag, and for the filter of
     /// the log; warns about an admin address that others can reach.
     fn check_operation(&mut self, identity: &IdentityArgs, operation: &OperationArgs) {
-        if identity.proxy_protocol && identity.trusted_proxies.is_empty() {
+        if identity.proxies.proxy_protocol && identity.proxies.trusted_proxies.is_empty() {
             self.add(
                 "proxy-protocol",
                 "only together with --trusted-proxies, which name the proxies that may send it",
@@ -316,7 +294,7 @@ impl FlagResolver {
 
     fn resolve_limits(&mut self, limits: &LimitArgs) -> Option<config::AdmissionConfig> {
         if !limits.enable_priority_and_fairness {
-            if limits.flowcontrol_enforcement == FlowcontrolEnforcement::DryRun {
+            if limits.flowcontrol_enforcement == Enforcement::DryRun {
                 self.add("flowcontrol-enforcement", NEEDS_FAIRNESS);
             }
             if !limits.flowcontrol_config.is_empty() {
@@ -346,10 +324,7 @@ impl FlagResolver {
             config: controller::ControllerConfig {
                 server_concurrency_limit: total,
                 request_timeout: limits.request_timeout,
-                enforcement: match limits.flowcontrol_enforcement {
-                    FlowcontrolEnforcement::DryRun => Enforcement::DryRun,
-                    FlowcontrolEnforcement::Enforce => Enforcement::Enforce,
-                },
+                enforcement: limits.flowcontrol_enforcement,
                 consistent_reads_from_cache: true,
             },
             sources: config::FlowcontrolConfig {

@@ -8,7 +8,6 @@ pub(crate) mod input_files;
 pub(crate) mod origin;
 pub(crate) mod replica_args;
 pub(crate) mod shared_limit_args;
-pub(crate) mod values;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -17,16 +16,16 @@ use std::time::Duration;
 use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use http::HeaderName;
-use ipnet::IpNet;
 
 use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::flags::replica_args::ReplicaArgs;
 use crate::cli::flags::shared_limit_args::SharedLimitArgs;
-use crate::cli::flags::values::{
-    parse_duration, parse_goaway_chance, parse_memory_limit, parse_positive_duration,
-    parse_rejection_hold, parse_request_timeout,
-};
-use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
+use crate::config::ShutdownConfig;
+use crate::flag_values::{parse_duration, parse_memory_limit, parse_request_timeout};
+use crate::flowcontrol::controller::Enforcement;
+use crate::pipeline::dependencies::TransferConfig;
+use crate::pipeline::reject::delay::RejectionDelayConfig;
+use crate::server::settings::{ConnectionConfig, TrustedProxyConfig};
 use crate::upstream::UpstreamProtocol;
 
 /// `weir serve`.
@@ -64,8 +63,8 @@ pub(crate) struct UpstreamArgs {
     /// The HTTP version of requests that end, if the API server speaks both. auto: HTTP/1.1 for a read without a body where a
     /// connection is idle, and HTTP/2 otherwise; an API server spends less CPU on a read over HTTP/1.1. Watches share HTTP/2
     /// connections whatever this is.
-    #[arg(long, value_name = "PROTOCOL", value_enum, default_value_t = UpstreamProtocolArg::Auto)]
-    pub(crate) upstream_protocol: UpstreamProtocolArg,
+    #[arg(long, value_name = "PROTOCOL", value_enum, default_value_t = UpstreamProtocol::Auto)]
+    pub(crate) upstream_protocol: UpstreamProtocol,
     /// CA of the API server's certificate (PEM); the system's CAs if not given.
     #[arg(long, value_name = "FILE")]
     pub(crate) upstream_ca_file: Option<PathBuf>,
@@ -155,27 +154,12 @@ pub(crate) struct ServingArgs {
     /// Minimum TLS version.
     #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::VersionTLS12)]
     pub(crate) tls_min_version: TlsVersion,
-    /// Most streams at a time on an HTTP/2 connection of a client; 0 is 100, as for kube-apiserver.
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    pub(crate) http2_max_streams_per_connection: u32,
-    /// Probability (0 to 0.02) that an HTTP/2 request gets its client a GOAWAY, so that it reconnects, perhaps to another weir.
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = parse_goaway_chance)]
-    pub(crate) goaway_chance: f64,
-    /// How long the head of a request may take from its first byte (408; on HTTP/2 the connection ends). It does not limit idle
-    /// connections. 0 is no limit.
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
-    pub(crate) request_header_timeout: Duration,
-    /// Most requests a second that a client may cancel on an HTTP/2 connection, and four times as many at once; more, and the
-    /// connection ends with GOAWAY (ENHANCE_YOUR_CALM). 0 is no limit.
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
-    pub(crate) http2_max_resets_per_second: u32,
     /// Most open connections of clients; by default what the open-file limit allows.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_connections: Option<u32>,
-    /// Most open connections of one address (of IPv6 a /64); more are closed at once. By default an address may open one more while it
-    /// has less than three times as many as are free of --max-connections, so that one alone gets three quarters. 0 is no limit. --trusted-proxies have none.
-    #[arg(long, value_name = "N")]
-    pub(crate) max_connections_per_address: Option<u32>,
+    /// Limits of each connection, and of the connections of an address.
+    #[command(flatten)]
+    pub(crate) connections: ConnectionConfig,
 }
 
 /// kube-apiserver's names of the TLS versions.
@@ -244,22 +228,9 @@ pub(crate) struct IdentityArgs {
     /// The common names of these certificates; any of that CA if not given.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) requestheader_allowed_names: Vec<String>,
-    /// Networks whose X-Forwarded-For is accepted: it is forwarded to the API server and written to the audit log. weir's own limits
-    /// by address use the address of the connection, or that of --proxy-protocol. May be given several times, or as a list.
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
-    pub(crate) trusted_proxies: Vec<IpNet>,
-    /// Read the address of the client from the PROXY protocol (version 2) on connections from --trusted-proxies; a connection without
-    /// its header is the proxy's own. Only for proxies that always send it: otherwise a client could send the header itself.
-    #[arg(
-        long,
-        value_name = "BOOL",
-        default_value_t = false,
-        default_missing_value = "true",
-        num_args = 0..=1,
-        require_equals = true,
-        action = clap::ArgAction::Set
-    )]
-    pub(crate) proxy_protocol: bool,
+    /// Proxies before weir that pass the addresses of clients on.
+    #[command(flatten)]
+    pub(crate) proxies: TrustedProxyConfig,
     /// Headers that carry the user's name: read from trusted front proxies before weir. weir sends the first to the API server,
     /// and strips all of them from clients' requests.
     #[arg(
@@ -339,8 +310,8 @@ pub(crate) struct LimitArgs {
     pub(crate) state_dir: Option<PathBuf>,
     /// DryRun lets every request pass priority and fairness at once, and counts what it would have decided. Event and
     /// client limits still reject; max-in-flight has no dry run.
-    #[arg(long, value_name = "MODE", value_enum, default_value_t = FlowcontrolEnforcement::Enforce)]
-    pub(crate) flowcontrol_enforcement: FlowcontrolEnforcement,
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = Enforcement::Enforce)]
+    pub(crate) flowcontrol_enforcement: Enforcement,
     /// kube-apiserver's own AdmissionConfiguration, of which the plugin EventRateLimit is used.
     #[arg(long, value_name = "FILE")]
     pub(crate) admission_control_config_file: Option<PathBuf>,
@@ -365,35 +336,12 @@ pub(crate) struct LimitArgs {
     /// Maximum duration of a request that is not long-running; more than 0s.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = parse_request_timeout)]
     pub(crate) request_timeout: Duration,
-    /// Maximum delay of the 429 or 503 of a client that retries before its Retry-After has passed: it is sent when that time has
-    /// passed. 0 delays none. At most 1m.
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_rejection_hold)]
-    pub(crate) rejection_hold: Duration,
-    /// CPU time for 429s for lack of a seat, in thousandths of a core. Beyond it their Retry-After and their delay rise above
-    /// kube-apiserver's, to 16s at most. 0 turns this off, as does --rejection-hold=0. At most 1000.
-    #[arg(long, value_name = "MILLICORES", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
-    pub(crate) max_rejection_millicores: u32,
-    /// How much of a request's body is read before the request takes a seat, in bytes: a client that does not send its body
-    /// holds no seat. 0 reads none (but that of GET, HEAD and upgrades). At most 3 MiB.
-    #[arg(long, value_name = "BYTES", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=3 << 20))]
-    pub(crate) request_body_buffer: u32,
-    /// Minimum rate at which a client has to send its request's body, or read its response, while weir waits for it, in bytes a
-    /// second; a transfer that falls behind by --min-transfer-rate-grace is ended. 0 means no minimum.
-    #[arg(long, value_name = "BYTES", default_value_t = 1024)]
-    pub(crate) min_transfer_rate: u32,
-    /// How far a transfer may fall behind --min-transfer-rate.
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
-    pub(crate) min_transfer_rate_grace: Duration,
-    /// How long the client of a long-running request (exec, attach, port-forward, a log, a proxied stream, a watch) may read nothing,
-    /// or send nothing of a body, before it is cut off, if the API server has accepted its credential: --min-transfer-rate does not
-    /// apply to it, unless memory is scarce (--memory-limit). 0 is no limit.
-    #[arg(long, value_name = "DURATION", default_value = "15m0s", value_parser = parse_duration)]
-    pub(crate) long_running_pause_timeout: Duration,
-    /// Most requests a second of one address (of IPv6 a /64) that may ask for another protocol (Upgrade: exec, attach, port-forward)
-    /// without a credential that the API server has accepted, and five times as many at once; 429 beyond. Each costs the API
-    /// server a TLS handshake. 0 is no limit.
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_UPGRADES_PER_SECOND, value_parser = clap::value_parser!(u32).range(..=100_000))]
-    pub(crate) unproven_upgrades_per_second: u32,
+    /// Delays of rejections.
+    #[command(flatten)]
+    pub(crate) rejections: RejectionDelayConfig,
+    /// Limits on the transfers of clients.
+    #[command(flatten)]
+    pub(crate) transfers: TransferConfig,
     /// Resident memory at which weir rejects requests (429) of the users and addresses that hold more than their share of the responses
     /// that clients have not read, in bytes or as 512Mi. Others and exempt requests are admitted until an eighth more is in use, and
     /// connections are accepted until then. By default 80 % of the memory limit of weir's cgroup, or, where there is
@@ -406,28 +354,6 @@ pub(crate) struct LimitArgs {
     pub(crate) upstream_max_connections: u32,
 }
 
-/// The HTTP version of requests that end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum UpstreamProtocolArg {
-    /// HTTP/1.1 for reads without a body.
-    #[default]
-    Auto,
-    /// HTTP/1.1.
-    Http1,
-    /// HTTP/2.
-    Http2,
-}
-
-impl From<UpstreamProtocolArg> for UpstreamProtocol {
-    fn from(arg: UpstreamProtocolArg) -> Self {
-        match arg {
-            UpstreamProtocolArg::Auto => Self::Auto,
-            UpstreamProtocolArg::Http1 => Self::Http1,
-            UpstreamProtocolArg::Http2 => Self::Http2,
-        }
-    }
-}
-
 /// Where flow schemas and priority levels come from, besides files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FlowcontrolSource {
@@ -437,17 +363,6 @@ pub(crate) enum FlowcontrolSource {
     Cluster,
     /// Files only.
     Files,
-}
-
-/// Whether the decisions of priority and fairness are enforced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum FlowcontrolEnforcement {
-    /// They are counted only.
-    #[value(name = "DryRun")]
-    DryRun,
-    /// They are enforced.
-    #[value(name = "Enforce")]
-    Enforce,
 }
 
 /// The API groups of events.
@@ -535,13 +450,9 @@ pub(crate) struct ReportingArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Operation")]
 pub(crate) struct OperationArgs {
-    /// How long weir keeps serving after SIGTERM with only /readyz failing, so that load balancers can take it out of rotation.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
-    pub(crate) shutdown_delay_duration: Duration,
-    /// The longest time over which open watches are ended after SIGTERM or a hand-over (200 a second, if that is sooner). 0s ends all
-    /// at once, and their clients come back together.
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
-    pub(crate) shutdown_watch_termination_grace_period: Duration,
+    /// The shutdown.
+    #[command(flatten)]
+    pub(crate) shutdown: ShutdownConfig,
     /// Where /livez, /readyz, /metrics, the status page and /debug are served, in plain HTTP and without authentication: every
     /// client that reaches it sees users' names, so keep it on the loopback. On any other address nothing can be changed: PUT of the log
     /// level is 403.

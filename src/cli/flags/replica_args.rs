@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::cli::flags::values::parse_duration;
+use crate::flag_values::parse_duration;
 
 /// The shortest lease. A replica drops to its floor two seconds before its end, and renews it three
 /// times.

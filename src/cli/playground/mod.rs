@@ -18,13 +18,13 @@ use clap::Args;
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::cli::flags::values::parse_duration;
 use crate::cli::flags::{ProxyArgs, ServeArgs, UpstreamArgs};
 use crate::cli::playground::fairness::ServerFairness;
 use crate::cli::process::exit::{CommandError, exit_code};
 use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::resolve_and_log;
 use crate::cli::process::{logging, signals};
+use crate::flag_values::parse_duration;
 use crate::server::acceptor;
 use weir_playground::{
     Certificates, Fairness, ISSUER, PlaygroundServer, PlaygroundSettings, kubeconfig,

@@ -211,7 +211,7 @@ impl ReloadTask {
         let effective = config.admin.effective.clone();
         let level = self.changed_log_level(&effective);
         self.reloader.apply(config).await.map_err(|why| Errors {
-            lines: vec![why.message],
+            lines: vec![why.to_string()],
             are_key_mismatches: why.is_key_mismatch,
         })?;
         if let Some(level) = level

@@ -1,5 +1,7 @@
 //! The settings of the controller, and the times of a request.
 
+use clap::ValueEnum;
+
 use std::time::{Duration, Instant};
 
 /// The settings of the controller, besides its objects.
@@ -41,10 +43,12 @@ impl RequestTimes {
 }
 
 /// The effect of decisions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Enforcement {
     /// Requests execute at once. The decisions are only counted.
+    #[value(name = "DryRun")]
     DryRun,
     /// Requests are queued and rejected.
+    #[value(name = "Enforce")]
     Enforce,
 }

@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
     use crate::limits::Admission;
-    use crate::pipeline::reject::delay::RejectionDelay;
+    use crate::pipeline::reject::delay::{RejectionDelay, RejectionDelayConfig};
     use weir_base::metrics::Registry;
     use weir_limits::MaxInFlight;
     use weir_limits::max_in_flight::MaxInFlightConfig;
@@ -140,7 +140,10 @@ mod tests {
             sources: Arc::new(ArcSwap::from_pointee(ConfiguredSources {
                 upstream_address: "10.0.0.1:6443".to_owned(),
                 rate_limits: Arc::default(),
-                rejection_delay: Arc::new(RejectionDelay::new(Duration::ZERO, 0, &Registry::new())),
+                rejection_delay: Arc::new(RejectionDelay::new(
+                    RejectionDelayConfig::default(),
+                    &Registry::new(),
+                )),
                 max_connections: 1,
                 health_metrics: false,
                 admission: Admission::MaxInFlight(Arc::new(MaxInFlight::new(

@@ -13,10 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 use tokio::sync::oneshot;
 
 use crate::drain::{Drain, DrainStage};
+use crate::flag_values;
+use crate::flag_values::parse_rejection_hold;
 use crate::pipeline::connection::peer::HoldState;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
@@ -42,6 +45,25 @@ const BUCKETS: [f64; 8] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// Upper bounds in seconds. Upstream's longest is 32 s, pacing's 16 s.
 const RETRY_AFTER_BUCKETS: [f64; 6] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 
+/// Delays of rejections.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct RejectionDelayConfig {
+    /// Maximum delay of the 429 or 503 of a client that retries before its Retry-After has passed: it is sent when that time has
+    /// passed. 0 delays none. At most 1m.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_rejection_hold)]
+    pub rejection_hold: Duration,
+    /// CPU time for 429s for lack of a seat, in thousandths of a core. Beyond it their Retry-After and their delay rise above
+    /// kube-apiserver's, to 16s at most. 0 turns this off, as does --rejection-hold=0. At most 1000.
+    #[arg(long, value_name = "MILLICORES", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub max_rejection_millicores: u32,
+}
+
+impl Default for RejectionDelayConfig {
+    fn default() -> Self {
+        flag_values::defaults()
+    }
+}
+
 /// All delayed rejections, of whatever limit.
 pub struct RejectionDelay {
     /// Whether delays are enabled. Relaxed: the time is in `holds`.
@@ -61,10 +83,13 @@ pub struct RejectionDelay {
 }
 
 impl RejectionDelay {
-    /// Delays rejections for `max_hold` at most; zero disables delays. Rejections for lack of a
-    /// seat may cost `max_millicores` thousandths of a core; zero disables pacing.
+    /// Delays rejections as `config` says.
     #[must_use]
-    pub fn new(max_hold: Duration, max_millicores: u32, registry: &Registry) -> Self {
+    pub fn new(config: RejectionDelayConfig, registry: &Registry) -> Self {
+        let RejectionDelayConfig {
+            rejection_hold: max_hold,
+            max_rejection_millicores: max_millicores,
+        } = config;
         Self {
             enabled: AtomicBool::new(!max_hold.is_zero()),
             hasher: RandomState::new(),
@@ -107,17 +132,13 @@ impl RejectionDelay {
         }
     }
 
-    /// Changes the longest delay; zero disables delays. Rejections that are delayed keep their
-    /// times.
-    pub(crate) fn set_max_hold(&self, max_hold: Duration) {
-        self.holds.lock().set_max_hold(max_hold);
-        self.enabled.store(!max_hold.is_zero(), Ordering::Relaxed);
-    }
-
-    /// Changes what rejections for lack of a seat may cost, in thousandths of a core; zero disables
-    /// pacing.
-    pub(crate) fn set_max_millicores(&self, max_millicores: u32) {
-        self.pacing.lock().set_limit(max_millicores);
+    /// Changes the settings. Rejections that are delayed keep their times.
+    pub(crate) fn set_config(&self, config: RejectionDelayConfig) {
+        let hold = config.rejection_hold;
+        self.holds.lock().set_max_hold(hold);
+        self.enabled.store(!hold.is_zero(), Ordering::Relaxed);
+        let millicores = config.max_rejection_millicores;
+        self.pacing.lock().set_limit(millicores);
     }
 
     /// The `Retry-After` in seconds of a rejection for lack of a seat that is sent now: its own, or
@@ -319,10 +340,27 @@ impl Drop for DelayedRejection<'_> {
 mod tests {
     use super::*;
 
+    const fn config(seconds: u64, max_rejection_millicores: u32) -> RejectionDelayConfig {
+        RejectionDelayConfig {
+            rejection_hold: Duration::from_secs(seconds),
+            max_rejection_millicores,
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_flags() {
+        let RejectionDelayConfig {
+            rejection_hold,
+            max_rejection_millicores,
+        } = RejectionDelayConfig::default();
+        assert_eq!(rejection_hold, Duration::from_secs(1));
+        assert_eq!(max_rejection_millicores, 20);
+    }
+
     /// How the delay of the next rejection ends after `happens`, and how long it took.
     async fn hold_end(happens: impl FnOnce(&Drain)) -> (String, Duration) {
         let registry = Registry::new();
-        let delay = RejectionDelay::new(Duration::from_secs(30), 0, &registry);
+        let delay = RejectionDelay::new(config(30, 0), &registry);
         let (connection, drain) = (HoldState::new(2), Drain::new());
         let flow = delay.hold_key("alice", None::<()>).unwrap();
         let wait = HoldPolicy {
@@ -358,7 +396,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_longest_hold_changes_for_later_rejections() {
-        let delay = RejectionDelay::new(Duration::from_secs(30), 0, &Registry::new());
+        let delay = RejectionDelay::new(config(30, 0), &Registry::new());
         let (connection, drain) = (HoldState::new(4), Drain::new());
         let flow = delay.hold_key("alice", None::<()>).unwrap();
         let wait = HoldPolicy {
@@ -371,21 +409,21 @@ mod tests {
         assert!(reject().is_none());
         let began = Clock.now();
         let before = reject().unwrap();
-        delay.set_max_hold(Duration::from_secs(3));
+        delay.set_config(config(3, 0));
         reject().unwrap().await;
         let took = Clock.now().duration_since(began);
         assert!(took < Duration::from_secs(4), "{took:?}");
         before.await;
         let took = Clock.now().duration_since(began);
         assert!(took >= Duration::from_secs(20), "{took:?}");
-        delay.set_max_hold(Duration::ZERO);
+        delay.set_config(config(0, 0));
         assert!(delay.hold_key("alice", None::<()>).is_none());
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_early_retry_is_held_until_its_paced_time_beyond_the_longest_hold() {
         let registry = Registry::new();
-        let delay = RejectionDelay::new(Duration::from_secs(1), 1, &registry);
+        let delay = RejectionDelay::new(config(1, 1), &registry);
         let (connection, drain) = (HoldState::new(2), Drain::new());
         let flow = delay.hold_key("alice", None::<()>).unwrap();
         let mut policy = HoldPolicy::for_seats(Duration::from_secs(1));
@@ -406,7 +444,7 @@ mod tests {
         assert!(took < Duration::from_secs(4), "{took:?}");
         let sent = "weir_rejection_retry_after_seconds_bucket{le=\"1\"} 33";
         assert!(registry.render().contains(sent), "{}", registry.render());
-        delay.set_max_millicores(0);
+        delay.set_config(config(1, 0));
         let paced = delay.pace(&connection, flow, 1, RejectionCost::Http1);
         assert_eq!(paced, 1);
     }

@@ -1,23 +1,16 @@
 //! Admission: the rates first, then the seats, once enough of the body has arrived.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use crate::limits::abandoned_backlog::{AbandonedBacklog, backlog_holder};
-use crate::limits::memory_limit::MemoryLimit;
+use crate::limits::Permit;
+use crate::limits::abandoned_backlog::backlog_holder;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
-use crate::limits::upgrade_rate::UpgradeRateLimit;
-use crate::limits::{Admission, Permit};
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
-use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
+use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::arrival::RequestDeadline;
-use crate::pipeline::steps::rates::RateLimitStep;
-use crate::pipeline::steps::request_body::{BodyPrefix, BodyReadTime, RequestBodyStep};
+use crate::pipeline::steps::request_body::{BodyPrefix, BodyReadTime};
 use crate::pipeline::steps::upgrade::RequestedUpgrade;
 use crate::pipeline::trace::Trace;
-use crate::upstream::Upstream;
 use crate::upstream::requester::SlotHolder;
 use weir_base::clock::Clock;
 use weir_kubernetes::request_info::Verb;
@@ -31,37 +24,7 @@ pub(crate) struct Admitted {
     pub(crate) reserved: Option<ReservedResponse>,
 }
 
-/// Admits requests or rejects them.
-#[derive(Debug)]
-pub(crate) struct AdmissionStep {
-    memory_limit: Arc<MemoryLimit>,
-    rates: RateLimitStep,
-    upgrade_rate: Arc<UpgradeRateLimit>,
-    request_body: RequestBodyStep,
-    backlog: Arc<AbandonedBacklog>,
-    admission: Admission,
-    upstream: Arc<Upstream>,
-    request_timeout: Duration,
-}
-
-impl AdmissionStep {
-    pub(crate) fn new(
-        shared: &SharedDependencies,
-        worker: &WorkerDependencies,
-        settings: PipelineSettings,
-    ) -> Self {
-        Self {
-            memory_limit: Arc::clone(&shared.memory_limit),
-            rates: RateLimitStep::new(shared),
-            upgrade_rate: Arc::clone(&shared.upgrade_rate),
-            request_body: RequestBodyStep::new(shared, worker, settings),
-            backlog: Arc::clone(&shared.abandoned_backlog),
-            admission: shared.admission.clone(),
-            upstream: Arc::clone(&worker.upstream),
-            request_timeout: settings.request_timeout,
-        }
-    }
-
+impl Pipeline {
     /// Checks the limits.
     pub(crate) async fn admit(
         &self,
@@ -72,40 +35,37 @@ impl AdmissionStep {
         deadline: Option<RequestDeadline>,
         trace: &mut Trace,
     ) -> Result<Admitted, RequestRejection> {
-        let is_exempt = || self.admission.is_exempt(attributes);
+        let is_exempt = || self.shared.admission.is_exempt(attributes);
         let holder = || SlotHolder::for_client(attributes.user, received.peer.source_network());
-        let reserved = self.memory_limit.admit(holder, is_exempt);
+        let reserved = self.shared.memory_limit.admit(holder, is_exempt);
         let reserved = reserved.map_err(RequestRejection::Limit)?;
         let mut times = trace.admission_times(deadline.map(|limit| limit.deadline));
-        let mut rates = self
-            .rates
-            .check(attributes, received, body, times, &self.request_body)
-            .await?;
+        let mut rates = self.check_rates(attributes, received, body, times).await?;
         if upgrade == RequestedUpgrade::Unverified {
             let source = received.peer.source_network();
-            let admitted = self.upgrade_rate.admit(source, times.now);
+            let admitted = self.shared.upgrade_rate.admit(source, times.now);
             admitted.map_err(RequestRejection::Limit)?;
         }
         let body_deadline = times.deadline;
-        let body_deadline = body_deadline.unwrap_or_else(|| times.arrived + self.request_timeout);
+        let body_deadline =
+            body_deadline.unwrap_or_else(|| times.arrived + self.shared.settings.request_timeout);
         let (info, upgrades) = (attributes.info, upgrade != RequestedUpgrade::NotRequested);
         if rates.body.is_none() {
             let before = BodyReadTime::BeforeSeat;
-            let read =
-                self.request_body
-                    .buffer(info, received, body, before, upgrades, body_deadline);
+            let read = self.buffer_body(info, received, body, before, upgrades, body_deadline);
             rates.body = read.await?;
         }
         let waited = rates.body.as_ref().is_some_and(|prefix| prefix.waited);
         let turn = self.wait_for_turn(attributes, received.peer, deadline);
         let waited = turn.await? || waited;
-        if self.rates.is_configured() || waited {
+        if self.shared.rates.is_configured() || waited {
             times.now = Clock.now();
             trace.record_admission_start(times.now);
         }
         // The time that the client takes to send its body is not queue time.
         times.arrived = if waited { times.now } else { rates.queue_start };
         let mut permit = self
+            .shared
             .admission
             .admit(attributes, times)
             .await
@@ -116,9 +76,7 @@ impl AdmissionStep {
         permit.record_forwarding(admitted_at);
         if rates.body.is_none() {
             let with_seat = BodyReadTime::WithSeat;
-            let read =
-                self.request_body
-                    .buffer(info, received, body, with_seat, upgrades, body_deadline);
+            let read = self.buffer_body(info, received, body, with_seat, upgrades, body_deadline);
             rates.body = read.await?;
             if rates.body.as_ref().is_some_and(|prefix| prefix.waited) {
                 permit.record_forwarding(Clock.now());
@@ -151,14 +109,14 @@ impl AdmissionStep {
         peer: &Peer,
         deadline: Option<RequestDeadline>,
     ) -> Result<bool, RequestRejection> {
-        if !self.upstream.is_recovering()
+        if !self.worker.upstream.is_recovering()
             || !matches!(attributes.info.verb(), Verb::Watch | Verb::List)
-            || self.admission.is_exempt(attributes)
+            || self.shared.admission.is_exempt(attributes)
         {
             return Ok(false);
         }
         let holder = SlotHolder::for_client(attributes.user, peer.source_network());
-        let delay = self.upstream.recovery_delay(&holder);
+        let delay = self.worker.upstream.recovery_delay(&holder);
         if delay.is_zero() {
             return Ok(false);
         }
@@ -178,14 +136,15 @@ impl AdmissionStep {
         attributes: &AdmissionAttributes<'_>,
         peer: &Peer,
     ) -> Result<bool, RequestRejection> {
-        if self.backlog.is_empty() || !self.admission.is_exempt(attributes) {
+        if self.shared.abandoned_backlog.is_empty() || !self.shared.admission.is_exempt(attributes)
+        {
             return Ok(false);
         }
         let Some(requester) = backlog_holder(attributes.user, peer.source_network()) else {
             return Ok(false);
         };
         // Boxed: most requests do not pay for this memory.
-        Box::pin(self.backlog.wait(&requester))
+        Box::pin(self.shared.abandoned_backlog.wait(&requester))
             .await
             .map_err(RequestRejection::Limit)
     }

@@ -7,17 +7,16 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response};
 use tracing::{Level, enabled};
 
-use crate::drain::{Drain, DrainGuard};
+use crate::drain::DrainGuard;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
-use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
+use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::reject::malformed;
 use crate::pipeline::reject::malformed::MalformedRequest;
 use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::trace::record::{ArrivalTime, RecordGuard, RequestObservers};
-use crate::pipeline::trace::trace_context::Sampler;
-use crate::pipeline::trace::{RequestMetrics, Trace};
-use crate::upstream::loop_detection::{LoopDetector, cdn_loop};
+use crate::pipeline::trace::Trace;
+use crate::pipeline::trace::record::{ArrivalTime, RecordGuard};
+use crate::upstream::loop_detection::cdn_loop;
 use weir_base::clock::Clock;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 
@@ -28,44 +27,16 @@ pub(crate) struct RequestDeadline {
     pub(crate) deadline: Instant,
 }
 
-/// Resolves requests and starts to record them.
-#[derive(Debug)]
-pub(crate) struct ArrivalStep {
-    metrics: Arc<RequestMetrics>,
-    observers: RequestObservers,
-    sampler: Option<Sampler>,
-    has_audit_log: bool,
-    loop_detector: Arc<LoopDetector>,
-    drain: Arc<Drain>,
-    request_timeout: Duration,
-}
-
-impl ArrivalStep {
-    pub(crate) fn new(
-        shared: &SharedDependencies,
-        worker: &WorkerDependencies,
-        settings: PipelineSettings,
-    ) -> Self {
-        Self {
-            metrics: Arc::clone(&shared.metrics),
-            observers: Arc::clone(&worker.observers),
-            sampler: settings.sampler,
-            has_audit_log: settings.has_audit_log,
-            loop_detector: Arc::clone(&shared.loop_detector),
-            drain: Arc::clone(&shared.drain),
-            request_timeout: settings.request_timeout,
-        }
-    }
-
+impl Pipeline {
     /// Starts the trace of a request that arrives now.
     pub(crate) fn start_trace(&self) -> Trace {
-        Trace::start(Arc::clone(&self.metrics), Clock.now())
+        Trace::start(Arc::clone(&self.shared.metrics), Clock.now())
     }
 
     /// The wall-clock time of a request that arrives now: exact if it is written down, and otherwise
     /// that of the last tick, which the dates of credentials are compared with.
     pub(crate) fn wall(&self) -> SystemTime {
-        if self.has_audit_log || self.sampler.is_some() {
+        if self.shared.settings.has_audit_log || self.shared.settings.sampler.is_some() {
             Clock.wall()
         } else {
             Clock.coarse_wall()
@@ -76,7 +47,7 @@ impl ArrivalStep {
     /// an API server.
     pub(crate) fn answer_probe<B>(&self, is_probe: bool, mut response: Response<B>) -> Response<B> {
         if is_probe {
-            let id = self.loop_detector.instance_id().to_header_value();
+            let id = self.shared.loop_detector.instance_id().to_header_value();
             // Beside the ID of a weir behind this one, which finds its own there in a loop.
             response.headers_mut().append(cdn_loop::INSTANCE, id);
         }
@@ -116,7 +87,7 @@ impl ArrivalStep {
         malformed: MalformedRequest<'_>,
         now: Instant,
     ) -> RequestRejection {
-        malformed::reject_malformed(&self.metrics, peer, malformed, now)
+        malformed::reject_malformed(&self.shared.metrics, peer, malformed, now)
     }
 
     /// Starts to count and record the request, which has a RequestInfo now.
@@ -128,25 +99,25 @@ impl ArrivalStep {
         arrival: ArrivalTime,
         trace: &mut Trace,
     ) {
-        let record = RecordGuard::new(&self.observers, received, target, info, arrival);
+        let record = RecordGuard::new(&self.worker.observers, received, target, info, arrival);
         trace.start_counting(record);
         trace.start_audit(self.wants_audit_id(), &received.head.headers);
     }
 
     /// Whether an audit log or access log records each request, which then has an id.
     fn wants_audit_id(&self) -> bool {
-        self.has_audit_log || enabled!(target: "weir::access", Level::DEBUG)
+        self.shared.settings.has_audit_log || enabled!(target: "weir::access", Level::DEBUG)
     }
 
     /// What shutdown waits for: requests, then watches. Other long-running requests are cut off, as
     /// in kube-apiserver.
     pub(crate) fn drain_guard(&self, info: &RequestInfo<'_>) -> Option<DrainGuard> {
         if *info.verb() == Verb::Watch {
-            Some(self.drain.track_watch())
+            Some(self.shared.drain.track_watch())
         } else if info.long_running() {
             None
         } else {
-            Some(self.drain.track_request())
+            Some(self.shared.drain.track_request())
         }
     }
 
@@ -162,9 +133,9 @@ impl ArrivalStep {
             return Ok(None);
         }
         let requested = info
-            .timeout(self.request_timeout)
+            .timeout(self.shared.settings.request_timeout)
             .map_err(|why| RequestRejection::BadRequest(why.to_string()))?;
-        let timeout = requested.unwrap_or(self.request_timeout);
+        let timeout = requested.unwrap_or(self.shared.settings.request_timeout);
         let deadline = arrived + timeout;
         Ok(Some(RequestDeadline { timeout, deadline }))
     }
@@ -177,9 +148,10 @@ impl ArrivalStep {
         received: ReceivedHead<'_>,
         info: &RequestInfo<'_>,
     ) -> Result<(), RequestRejection> {
-        self.loop_detector
+        self.shared
+            .loop_detector
             .check(received.head, received.peer.address)?;
-        if info.path() == b"/readyz" && !self.drain.is_ready() {
+        if info.path() == b"/readyz" && !self.shared.drain.is_ready() {
             return Err(RequestRejection::NotReady);
         }
         Ok(())
@@ -188,7 +160,7 @@ impl ArrivalStep {
     /// Writes the trace context and the audit id into the headers that are forwarded; the
     /// connection's own headers have been removed.
     pub(crate) fn propagate_trace(&self, headers: &mut HeaderMap, trace: &mut Trace) {
-        trace.sample(self.sampler, headers);
+        trace.sample(self.shared.settings.sampler, headers);
         trace.propagate_audit_id(headers);
     }
 }

@@ -1,48 +1,19 @@
 //! The user of a request.
 
-use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use crate::identity::client_certificate::ClientTrust;
-use crate::identity::client_certificate::trust::TrustObserver;
 use crate::identity::{
-    AssertedIdentity, Authentication, ClientContext, PeerCertificate, RequestAuthenticator,
-    RequestCredential,
+    AssertedIdentity, Authentication, ClientContext, PeerCertificate, RequestCredential,
 };
-use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::dependencies::{SharedDependencies, WorkerDependencies};
+use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::upgrade::{RequestedUpgrade, UpgradeRequest};
+use crate::pipeline::trace::Trace;
 use crate::pipeline::trace::record::ArrivalTime;
-use crate::pipeline::trace::{RequestMetrics, Trace};
-use crate::upstream::Upstream;
 use weir_base::clock::Clock;
 
-/// Authenticates requests.
-#[derive(Debug)]
-pub(crate) struct AuthenticationStep {
-    authenticator: Arc<RequestAuthenticator>,
-    head_budget: Arc<HeadBudget>,
-    metrics: Arc<RequestMetrics>,
-    upstream: Arc<Upstream>,
-}
-
-impl AuthenticationStep {
-    pub(crate) fn new(shared: &SharedDependencies, worker: &WorkerDependencies) -> Self {
-        Self {
-            authenticator: Arc::clone(&shared.authenticator),
-            head_budget: Arc::clone(&shared.head_budget),
-            metrics: Arc::clone(&shared.metrics),
-            upstream: Arc::clone(&worker.upstream),
-        }
-    }
-
-    /// Observes which client certificates are trusted.
-    pub(crate) fn trust_observer(&self) -> TrustObserver<ClientTrust> {
-        self.authenticator.trust_observer()
-    }
-
+impl Pipeline {
     /// The identity that a front proxy asserts. It is read before the headers that `Connection`
     /// names are removed: clients cannot remove a front proxy's identity headers.
     pub(crate) fn asserted_user(
@@ -52,7 +23,9 @@ impl AuthenticationStep {
     ) -> AssertedIdentity {
         let client = received.peer.client();
         let headers = &received.head.headers;
-        self.authenticator.asserted_user(client, headers, now)
+        self.shared
+            .authenticator
+            .asserted_user(client, headers, now)
     }
 
     /// The user of a request, and the credential that it carried.
@@ -72,13 +45,15 @@ impl AuthenticationStep {
             ..peer.client()
         };
         let outcome = self
+            .shared
             .authenticator
             .authenticate(asserted, client, headers, started, wall);
         let outcome = self
+            .shared
             .head_budget
             .reserve_while_pending(peer, headers, outcome);
         let took = |at: Instant| at.saturating_duration_since(started);
-        let stages = &self.metrics.stages;
+        let stages = &self.shared.metrics.stages;
         let authentication = match outcome.await? {
             // Upstream, an error. What is no bearer token authenticates nobody, and succeeds as
             // anonymous.
@@ -112,15 +87,10 @@ impl AuthenticationStep {
             authentication.credential,
             RequestCredential::Certificate | RequestCredential::FrontProxy
         );
-        if is_asserted && !self.upstream.can_assert() {
+        if is_asserted && !self.worker.upstream.can_assert() {
             return Err(RequestRejection::NoFrontProxyCertificate);
         }
         Ok(authentication)
-    }
-
-    /// Whether the request's user is known for certain.
-    pub(crate) fn is_proven(&self, authentication: &Authentication) -> bool {
-        self.authenticator.is_proven(authentication)
     }
 
     /// Whether the request asks for another protocol.
@@ -131,7 +101,9 @@ impl AuthenticationStep {
     ) -> RequestedUpgrade {
         match upgrade {
             None => RequestedUpgrade::NotRequested,
-            Some(_) if self.authenticator.is_verified(authentication) => RequestedUpgrade::Verified,
+            Some(_) if self.shared.authenticator.is_verified(authentication) => {
+                RequestedUpgrade::Verified
+            }
             Some(_) => RequestedUpgrade::Unverified,
         }
     }

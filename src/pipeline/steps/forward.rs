@@ -8,41 +8,34 @@ use http::{HeaderMap, Response, StatusCode, Version, request};
 use http_body::Body as _;
 use tokio::time::timeout_at;
 
-use crate::drain::{Drain, DrainGuard};
-use crate::flowcontrol::controller::Controller;
-use crate::identity::Authentication;
-use crate::identity::request_header::IdentityHeaders;
+use crate::drain::DrainGuard;
 use crate::in_place;
-use crate::limits::abandoned_backlog::{AbandonedBacklog, backlog_holder};
+use crate::limits::Permit;
+use crate::limits::abandoned_backlog::backlog_holder;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
-use crate::limits::{Admission, Permit};
-use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
+use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::response::abandoned::{
-    AbandonedRequests, AbandonedRetention, InFlightRequest,
-};
+use crate::pipeline::response::abandoned::{AbandonedRetention, InFlightRequest};
 use crate::pipeline::response::body::Body;
-use crate::pipeline::response::deadlines::{Deadlines, SlowReader};
+use crate::pipeline::response::deadlines::SlowReader;
 use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::response::guarded::{BodyLifetime, GuardedBody};
 use crate::pipeline::response::in_flight::{MonitoredUpload, ResponseGuard};
 use crate::pipeline::response::list_length::{ListLength, ObservedList};
-use crate::pipeline::response::response_reader::{ResponseReader, WorkerMemoryLimit};
+use crate::pipeline::response::response_reader::ResponseReader;
 use crate::pipeline::response::watch_init::{INITIALIZATION_TIMEOUT, WatchInitialization};
 use crate::pipeline::steps::arrival::RequestDeadline;
-use crate::pipeline::steps::impersonation::EffectiveUser;
 use crate::pipeline::steps::request_body::{BodyPrefix, OutgoingBody, forward_rejection};
 use crate::pipeline::steps::upgrade::{UpgradeRequest, start_tunnel, tunnel_client};
-use crate::pipeline::steps::upstream_request::{OutgoingRequest, UpstreamRequestBuilder};
+use crate::pipeline::steps::upstream_request::OutgoingRequest;
 use crate::pipeline::trace::{MetricSubject, Trace};
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
-use crate::upstream::{ForwardError, Upstream, UpstreamRequest, headers};
+use crate::upstream::{ForwardError, UpstreamRequest, headers};
 use weir_base::clock::Clock;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 use weir_limits::service_times::RequestShape;
@@ -61,71 +54,14 @@ pub(crate) struct AdmittedRequest {
     pub(crate) drain_guard: Option<DrainGuard>,
 }
 
-/// Forwards admitted requests.
-#[derive(Debug)]
-pub(crate) struct ForwardingStep {
-    builder: UpstreamRequestBuilder,
-    identity_headers: Arc<IdentityHeaders>,
-    upstream: Arc<Upstream>,
-    abandoned_requests: Arc<AbandonedRequests>,
-    abandoned_backlog: Arc<AbandonedBacklog>,
-    deadlines: Arc<Deadlines>,
-    memory_limit: Arc<WorkerMemoryLimit>,
-    drain: Arc<Drain>,
-    /// Estimates later lists by the responses to lists. `None` without priority and fairness.
-    controller: Option<Arc<Controller>>,
-    request_timeout: Duration,
-    explain_responses: bool,
-}
-
-impl ForwardingStep {
-    pub(crate) fn new(
-        shared: &SharedDependencies,
-        worker: &WorkerDependencies,
-        settings: PipelineSettings,
-    ) -> Self {
-        Self {
-            builder: UpstreamRequestBuilder::new(shared, worker),
-            identity_headers: Arc::clone(&shared.identity_headers),
-            upstream: Arc::clone(&worker.upstream),
-            abandoned_requests: Arc::clone(&worker.abandoned_requests),
-            abandoned_backlog: Arc::clone(&shared.abandoned_backlog),
-            deadlines: Arc::clone(&worker.deadlines),
-            memory_limit: Arc::new(WorkerMemoryLimit(Arc::clone(&shared.memory_limit))),
-            drain: Arc::clone(&shared.drain),
-            controller: match &shared.admission {
-                Admission::Fairness(controller) => Some(Arc::clone(controller)),
-                Admission::MaxInFlight(_) => None,
-            },
-            request_timeout: settings.request_timeout,
-            explain_responses: settings.explain_responses,
-        }
-    }
-
-    pub(crate) fn close_idle(&self, now: Instant) {
-        self.upstream.close_idle(now);
-    }
-
+impl Pipeline {
     /// The list that the response is counted as. `None` without priority and fairness.
     pub(crate) fn observed_list(
         &self,
         info: &RequestInfo<'_>,
         head: &request::Parts,
     ) -> Option<ObservedList> {
-        ObservedList::new(self.controller.as_ref()?, info, head)
-    }
-
-    /// The head of the request to the API server.
-    pub(crate) fn build_request(
-        &self,
-        info: &RequestInfo<'_>,
-        mut head: Box<request::Parts>,
-        peer: &Peer,
-        auth: &Authentication,
-        effective: &EffectiveUser,
-    ) -> Result<OutgoingRequest, RequestRejection> {
-        headers::prepare_forwarding(&mut head.headers);
-        self.builder.build(info, head, peer, auth, effective)
+        ObservedList::new(self.shared.admission.controller()?, info, head)
     }
 
     /// The body of the request to the API server.
@@ -134,7 +70,7 @@ impl ForwardingStep {
         prefix: Option<BodyPrefix>,
         body: &mut RequestBodyState,
     ) -> OutgoingBody {
-        OutgoingBody::new(prefix, body, &self.identity_headers)
+        OutgoingBody::new(prefix, body, &self.shared.identity_headers)
     }
 
     /// The client that reads the response, and what its request counts for already.
@@ -171,8 +107,8 @@ impl ForwardingStep {
             deadline.unwrap_or_else(|| self.response_head_deadline(in_flight.admitted_at()));
         // What is long-running holds a place and no seat: a known user's has a share of them.
         let may_pause = is_proven && deadline.is_none();
-        let upload =
-            progress.map(|progress| MonitoredUpload::new(progress, may_pause, &self.deadlines));
+        let upload = progress
+            .map(|progress| MonitoredUpload::new(progress, may_pause, &self.worker.deadlines));
         let size = body.size_hint().exact();
         let (context, permit) = in_flight.send_context(&reader.requester);
         let sent = {
@@ -197,7 +133,7 @@ impl ForwardingStep {
         let switched = tunnel_client(response.status(), upgrade)?;
         let responded_at =
             trace.record_response(subject, response.status(), response.headers(), size);
-        self.builder.record_feedback(response.status(), feedback);
+        self.record_feedback(response.status(), feedback);
         in_flight.record_response(responded_at, response.status());
         let mut watch = None;
         let head_took = responded_at.saturating_duration_since(in_flight.admitted_at());
@@ -229,7 +165,7 @@ impl ForwardingStep {
                 client,
                 guard,
                 is_proven,
-                &self.deadlines,
+                &self.worker.deadlines,
             ));
         }
         let lifetime = self.body_lifetime(subject.info, deadline);
@@ -250,9 +186,9 @@ impl ForwardingStep {
         let (mut head, body) = response.into_parts();
         headers::prepare_forwarding(&mut head.headers);
         head.version = Version::HTTP_11; // the client's connection has its own version
-        let body = GuardedBody::new(body, guard, lifetime, slow_reader, &self.deadlines);
+        let body = GuardedBody::new(body, guard, lifetime, slow_reader, &self.worker.deadlines);
         if let Some(deadline) = seats_until {
-            ResponseGuard::limit_initialization(&body, deadline, &self.deadlines);
+            ResponseGuard::limit_initialization(&body, deadline, &self.worker.deadlines);
         }
         Response::from_parts(head, Body::forwarded(body, reader))
     }
@@ -268,7 +204,7 @@ impl ForwardingStep {
     ) -> InFlightRequest {
         let admitted_at = permit.forwarded_at().unwrap_or_else(|| Clock.now());
         let retention = AbandonedRetention {
-            abandoned: Arc::clone(&self.abandoned_requests),
+            abandoned: Arc::clone(&self.worker.abandoned_requests),
             // The client decides how long an upload takes, so its duration does not measure the
             // server.
             shape: limit
@@ -279,7 +215,7 @@ impl ForwardingStep {
                 .as_ref()
                 .filter(|_| permit.is_exempt())
                 .and_then(|user| backlog_holder(user, requester.network))
-                .map(|holder| (Arc::clone(&self.abandoned_backlog), holder)),
+                .map(|holder| (Arc::clone(&self.shared.abandoned_backlog), holder)),
             admitted_at,
             watch_seats_until: None,
             deadline: limit
@@ -298,7 +234,7 @@ impl ForwardingStep {
         match deadline {
             Some(deadline) => BodyLifetime::Deadline(deadline.deadline),
             None if *info.verb() == Verb::Watch => {
-                BodyLifetime::UntilStopped(Box::pin(self.drain.watch_end_signal()))
+                BodyLifetime::UntilStopped(Box::pin(self.shared.drain.watch_end_signal()))
             }
             None => BodyLifetime::Unlimited,
         }
@@ -307,8 +243,8 @@ impl ForwardingStep {
     /// The deadline for the head of a response whose body has none.
     fn response_head_deadline(&self, since: Instant) -> RequestDeadline {
         RequestDeadline {
-            timeout: self.request_timeout,
-            deadline: since + self.request_timeout,
+            timeout: self.shared.settings.request_timeout,
+            deadline: since + self.shared.settings.request_timeout,
         }
     }
 
@@ -317,7 +253,7 @@ impl ForwardingStep {
     /// and weir may have objects that exist in no cluster.
     fn annotate(&self, headers: &mut HeaderMap, permit: &Permit, trace: &mut Trace) {
         trace.annotate_audit_id(headers);
-        if self.explain_responses {
+        if self.shared.settings.explain_responses {
             set_explain_headers(headers, permit.decision().as_ref());
         }
     }
@@ -330,7 +266,7 @@ impl ForwardingStep {
         observed_list: Option<ObservedList>,
         response: &Response<B>,
     ) -> Option<Box<ListLength>> {
-        if let Some(controller) = &self.controller
+        if let Some(controller) = self.shared.admission.controller()
             && response.status() == StatusCode::OK
         {
             controller.record_listed_resource(info);
@@ -348,7 +284,7 @@ impl ForwardingStep {
         context: SendContext<'_>,
     ) -> Result<Response<ResponseBody>, ForwardError> {
         if let Some(upgrade) = upgrade {
-            let (upstream, protocol) = (&self.upstream, upgrade.protocol.clone());
+            let (upstream, protocol) = (&self.worker.upstream, upgrade.protocol.clone());
             let sent = upstream.send_upgrade(request, body, protocol, context);
             return Box::pin(sent).await;
         }
@@ -359,7 +295,10 @@ impl ForwardingStep {
         } else {
             ConnectionClass::Shared
         };
-        self.upstream.send(request, body, class, context).await
+        self.worker
+            .upstream
+            .send(request, body, class, context)
+            .await
     }
 }
 

@@ -15,13 +15,11 @@ use http::HeaderMap;
 use crate::identity::impersonation::authorizer::AccessDecision;
 use crate::identity::impersonation::target;
 use crate::identity::impersonation::target::{HeaderRules, ImpersonationTarget};
-use crate::identity::{Authentication, ImpersonationAuthorizer, RequestCredential};
-use crate::pipeline::connection::head_budget::HeadBudget;
+use crate::identity::{Authentication, RequestCredential};
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
-use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
+use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::rejection::{ImpersonationError, RequestRejection};
 use crate::pipeline::trace::Trace;
-use crate::upstream::Upstream;
 use weir_base::clock::Clock;
 use weir_kubernetes::api::UserInfo;
 
@@ -58,29 +56,7 @@ impl EffectiveUser {
     }
 }
 
-/// Resolves the users that requests count for and are forwarded for.
-#[derive(Debug)]
-pub(crate) struct ImpersonationStep {
-    authorizer: Option<Arc<ImpersonationAuthorizer>>,
-    classify: bool,
-    head_budget: Arc<HeadBudget>,
-    upstream: Arc<Upstream>,
-}
-
-impl ImpersonationStep {
-    pub(crate) fn new(
-        shared: &SharedDependencies,
-        worker: &WorkerDependencies,
-        settings: PipelineSettings,
-    ) -> Self {
-        Self {
-            authorizer: shared.impersonation_authorizer.clone(),
-            classify: settings.classify_impersonated,
-            head_budget: Arc::clone(&shared.head_budget),
-            upstream: Arc::clone(&worker.upstream),
-        }
-    }
-
+impl Pipeline {
     /// Resolves the user that a request counts for and is forwarded for. Waits only for
     /// decisions that are not cached, and only for a limited time.
     pub(crate) async fn effective_user(
@@ -92,7 +68,7 @@ impl ImpersonationStep {
         let (peer, headers) = (received.peer, &received.head.headers);
         let is_asserted = match authentication.credential {
             RequestCredential::Certificate | RequestCredential::FrontProxy => {
-                self.upstream.impersonates()
+                self.worker.upstream.impersonates()
             }
             RequestCredential::LocallyVerifiedToken | RequestCredential::ReviewedToken => false,
             // Without a verified user there is no permission to check.
@@ -100,20 +76,25 @@ impl ImpersonationStep {
                 return Ok(EffectiveUser::default());
             }
         };
-        if !(is_asserted || self.classify) || !target::has_impersonation(headers) {
+        if !(is_asserted || self.shared.settings.classify_impersonated)
+            || !target::has_impersonation(headers)
+        {
             return Ok(EffectiveUser::default());
         }
         // Boxed: hardly any request pays for this memory.
         let decision =
             Box::pin(self.authorize_impersonation(authentication, peer, headers, is_asserted));
         let authorized = self
+            .shared
             .head_budget
             .reserve_while_pending(peer, headers, decision)
             .await?;
         trace.record_admission_start(Clock.now());
         if is_asserted {
             let user = authorized.map_err(RequestRejection::Impersonation)?;
-            let for_limits = user.clone().filter(|_| self.classify);
+            let for_limits = user
+                .clone()
+                .filter(|_| self.shared.settings.classify_impersonated);
             trace.record_effective_user(for_limits.as_ref(), user.is_some());
             let for_upstream = user;
             return Ok(EffectiveUser {
@@ -154,7 +135,7 @@ impl ImpersonationStep {
         else {
             return Ok(None);
         };
-        let authorizer = self.authorizer.as_ref();
+        let authorizer = self.shared.impersonation_authorizer.as_ref();
         let authorizer = authorizer.ok_or(ImpersonationError::Undecided)?;
         let timeout = if is_asserted {
             DECISION_TIMEOUT

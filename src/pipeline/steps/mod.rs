@@ -1,13 +1,13 @@
-//! The steps of a request, one struct for each. Each owns exactly what it needs.
+//! The steps of a request, a file of [`Pipeline`](crate::pipeline::Pipeline)'s functions for each.
 //! [`Pipeline::serve`](crate::pipeline) leads from one to the next.
 //!
-//! 1. `ArrivalStep` resolves the request and starts to record it.
-//! 2. `AuthenticationStep` authenticates its user.
-//! 3. `ImpersonationStep` resolves the user that it counts for.
-//! 4. `AdmissionStep` admits it with a permit: by its rate (`RateLimitStep`), then, once enough of
-//!    its body is read (`RequestBodyStep`), by seats.
-//! 5. `ForwardingStep` sends it and returns the response.
-//! 6. `RejectionStep` responds if another step has rejected it.
+//! 1. `arrival` resolves the request and starts to record it.
+//! 2. `authenticate` finds its user.
+//! 3. `impersonation` resolves the user that it counts for.
+//! 4. `admission` admits it with a permit: by its rate (`rates`), then, once enough of its body is
+//!    read (`request_body`), by seats.
+//! 5. `upstream_request` and `forward` send it and return the response.
+//! 6. `rejection_response` responds if another step has rejected it.
 
 pub(crate) mod admission;
 pub(crate) mod arrival;

@@ -2,7 +2,6 @@
 //!
 //! An event's body is read if a limit depends on it, and forwarded byte for byte.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use http::header;
@@ -10,13 +9,12 @@ use http::header;
 use crate::flowcontrol::controller::RequestTimes;
 use crate::limits::Rejection;
 use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::dependencies::SharedDependencies;
+use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
-use crate::pipeline::steps::request_body::{BodyPrefix, RequestBodyStep};
+use crate::pipeline::steps::request_body::BodyPrefix;
 use weir_base::clock::Clock;
 use weir_limits::AdmissionAttributes;
-use weir_limits::rate::RateLimits;
 use weir_limits::rate::clients::enforcer::{ClientLimitPermit, RequestSource};
 use weir_limits::rate::events::enforcer::EventRequest;
 
@@ -30,56 +28,37 @@ pub(crate) struct RatesPassed {
     pub(crate) body: Option<BodyPrefix>,
 }
 
-/// Checks the limits that count requests.
-#[derive(Debug)]
-pub(crate) struct RateLimitStep {
-    rates: Arc<RateLimits>,
-}
-
-impl RateLimitStep {
-    pub(crate) fn new(shared: &SharedDependencies) -> Self {
-        Self {
-            rates: Arc::clone(&shared.rates),
-        }
-    }
-
-    /// Whether there is any rate limit.
-    pub(crate) fn is_configured(&self) -> bool {
-        self.rates.is_configured()
-    }
-
+impl Pipeline {
     /// Checks the limits. `body` is untouched unless an event's body must be read.
-    pub(crate) async fn check(
+    pub(crate) async fn check_rates(
         &self,
         attributes: &AdmissionAttributes<'_>,
         received: ReceivedHead<'_>,
         body: &mut RequestBodyState,
         times: RequestTimes,
-        request_body: &RequestBodyStep,
     ) -> Result<RatesPassed, RequestRejection> {
         let passed = RatesPassed {
             client_permit: None,
             queue_start: times.arrived,
             body: None,
         };
-        if !self.rates.is_configured() {
+        if !self.shared.rates.is_configured() {
             return Ok(passed);
         }
         // Boxed: a configuration without rate limits does not pay for this memory.
-        Box::pin(self.apply(passed, attributes, received, body, times, request_body)).await
+        Box::pin(self.apply_rates(passed, attributes, received, body, times)).await
     }
 
-    async fn apply(
+    async fn apply_rates(
         &self,
         mut passed: RatesPassed,
         attributes: &AdmissionAttributes<'_>,
         received: ReceivedHead<'_>,
         body: &mut RequestBodyState,
         times: RequestTimes,
-        request_body: &RequestBodyStep,
     ) -> Result<RatesPassed, RequestRejection> {
         let (arrived, deadline) = (times.arrived, times.deadline);
-        if let Some(limits) = &self.rates.clients {
+        if let Some(limits) = &self.shared.rates.clients {
             let user_agent = received.head.headers.get(header::USER_AGENT);
             let origin = RequestSource {
                 address: received.peer.address.ip(),
@@ -95,7 +74,7 @@ impl RateLimitStep {
             passed.client_permit = permit;
         }
         passed.body = self
-            .check_events(attributes, received, body, deadline, request_body)
+            .check_events(attributes, received, body, deadline)
             .await?;
         if passed.body.is_some() {
             // the time that the client takes to send the body is not queue time
@@ -110,9 +89,8 @@ impl RateLimitStep {
         received: ReceivedHead<'_>,
         body: &mut RequestBodyState,
         deadline: Option<Instant>,
-        request_body: &RequestBodyStep,
     ) -> Result<Option<BodyPrefix>, RequestRejection> {
-        let Some(limits) = &self.rates.events else {
+        let Some(limits) = &self.shared.rates.events else {
             return Ok(None);
         };
         let headers = &received.head.headers;
@@ -123,9 +101,7 @@ impl RateLimitStep {
         };
         let read = match body.as_mut().filter(|_| EventRequest::needs_body(&request)) {
             Some(incoming) => {
-                let read = request_body
-                    .read_whole(incoming, received, deadline)
-                    .await?;
+                let read = self.read_whole_body(incoming, received, deadline).await?;
                 *body = RequestBodyState::Consumed;
                 Some(read)
             }

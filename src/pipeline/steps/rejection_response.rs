@@ -1,21 +1,16 @@
 //! The response to a rejected request: immediate or delayed, and what happens to its connection.
 
 use std::future::Future;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use http_body::Body as _;
 use tracing::warn;
 
-use crate::drain::Drain;
-use crate::limits::Admission;
 use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies};
-use crate::pipeline::reject::body_drain::{BodyDrainBudget, RejectionContext, RequestBodyState};
-use crate::pipeline::reject::delay::RejectionDelay;
+use crate::pipeline::dependencies::Pipeline;
+use crate::pipeline::reject::body_drain::{RejectionContext, RequestBodyState};
 use crate::pipeline::reject::rejection::{RequestRejection, StatusEncoding};
-use crate::pipeline::reject::response_cache::RejectionResponseCache;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::trace::Trace;
@@ -26,7 +21,6 @@ use weir_kubernetes::api::user::ANONYMOUS;
 use weir_kubernetes::request_info::{RequestInfo, RequestKind};
 use weir_limits::AdmissionAttributes;
 use weir_limits::rejection_hold::HoldKey;
-use weir_limits::throttling::log_limiter::LogLimiter;
 use weir_limits::throttling::retry_pacing::RejectionCost;
 
 /// A rejection and the key under which its retries are delayed; `None` for a rejection that is
@@ -48,35 +42,11 @@ impl From<RequestRejection> for DelayableRejection {
     }
 }
 
-/// Responds to requests that another step has rejected.
-#[derive(Debug)]
-pub(crate) struct RejectionStep {
-    responses: Arc<RejectionResponseCache>,
-    delay: Arc<RejectionDelay>,
-    body_drain_budget: Arc<BodyDrainBudget>,
-    /// Knows which requests are exempt.
-    admission: Admission,
-    drain: Arc<Drain>,
-    log_limiter: Arc<LogLimiter>,
-    explain_responses: bool,
-}
-
-impl RejectionStep {
-    pub(crate) fn new(shared: &SharedDependencies, settings: PipelineSettings) -> Self {
-        Self {
-            responses: Arc::clone(&shared.rejection_responses),
-            delay: Arc::clone(&shared.rejection_delay),
-            body_drain_budget: Arc::clone(&shared.body_drain_budget),
-            admission: shared.admission.clone(),
-            drain: Arc::clone(&shared.drain),
-            log_limiter: Arc::clone(&shared.upstream_log_limiter),
-            explain_responses: settings.explain_responses,
-        }
-    }
-
+impl Pipeline {
     /// The response to a request that has ended in a panic.
     pub(crate) fn panic_response(&self) -> Response<Body> {
-        self.responses
+        self.shared
+            .rejection_responses
             .respond(&RequestRejection::Panic, StatusEncoding::Json)
     }
 
@@ -100,7 +70,7 @@ impl RejectionStep {
             drop(body);
             true
         } else {
-            Box::pin(context.drain_body(body, peer, &self.body_drain_budget)).await
+            Box::pin(context.drain_body(body, peer, &self.shared.body_drain_budget)).await
         };
         // Boxed: most rejections are not delayed.
         if let Some(delay) = self.hold_rejection(peer, rejected, trace).map(Box::pin) {
@@ -108,7 +78,10 @@ impl RejectionStep {
         }
         let paced = self.paced_retry_after(peer, rejected, context.is_http1);
         let encoding = context.encoding;
-        let mut response = self.responses.respond_after(rejection, encoding, paced);
+        let mut response = self
+            .shared
+            .rejection_responses
+            .respond_after(rejection, encoding, paced);
         if !keeps_connection && context.is_http1 {
             response
                 .headers_mut()
@@ -118,7 +91,7 @@ impl RejectionStep {
             response = without_body(response);
         }
         trace.annotate_audit_id(response.headers_mut());
-        if self.explain_responses {
+        if self.shared.settings.explain_responses {
             set_explain_headers(response.headers_mut(), trace.decision());
         }
         response
@@ -137,16 +110,20 @@ impl RejectionStep {
     ) -> Option<impl Future<Output = ()> + use<'a>> {
         let (hold_key, mut policy) = ((*hold_key)?, rejection.hold_policy()?);
         if rejection.is_seat_rejection() {
-            policy.pacing_backlog = self.delay.pacing_backlog();
+            policy.pacing_backlog = self.shared.rejection_delay.pacing_backlog();
         }
         let mut reservation = None;
         let mut fits = |budget: &_| {
             reservation = trace.detach_record(budget);
             reservation.is_some()
         };
-        let delay = self
-            .delay
-            .hold(&peer.hold_state, hold_key, policy, &self.drain, &mut fits)?;
+        let delay = self.shared.rejection_delay.hold(
+            &peer.hold_state,
+            hold_key,
+            policy,
+            &self.shared.drain,
+            &mut fits,
+        )?;
         // Boxed, since a value that is moved into a future takes its size twice.
         let delay = Box::pin(delay);
         Some(async move {
@@ -172,9 +149,12 @@ impl RejectionStep {
         } else {
             RejectionCost::Http2
         };
-        let paced = self
-            .delay
-            .pace(&peer.hold_state, rejected.hold_key?, retry_after, cost);
+        let paced = self.shared.rejection_delay.pace(
+            &peer.hold_state,
+            rejected.hold_key?,
+            retry_after,
+            cost,
+        );
         Some(paced)
     }
 
@@ -216,7 +196,8 @@ impl RejectionStep {
         // A request that the levels never reject may still be rejected by a rate or by an
         // unavailable API server.
         let exempt = |user| {
-            self.admission
+            self.shared
+                .admission
                 .is_exempt(&AdmissionAttributes { info, user })
         };
         if !rejection.is_seat_rejection() && user.is_some_and(exempt) {
@@ -228,14 +209,15 @@ impl RejectionStep {
         // Behind a trusted proxy many clients share an address.
         let has_owner = network.is_none() || !peer.trusted;
         let owner = has_owner.then_some((user_key, network));
-        self.delay
+        self.shared
+            .rejection_delay
             .hold_key((user_key, network, limiter, class), owner)
     }
 
     /// Logs upstream failures, which concern the operator. Other rejections are only counted.
     fn log_upstream_failure(&self, rejection: &RequestRejection) {
         if let RequestRejection::Forward(why) = rejection
-            && let Some(more) = self.log_limiter.try_log(Clock.now())
+            && let Some(more) = self.shared.upstream_log_limiter.try_log(Clock.now())
         {
             warn!(reason = why.label(), %why, more, "no response from the API server");
         }
@@ -265,9 +247,9 @@ mod tests {
     use hyper::body::Incoming;
 
     use super::*;
-    use crate::drain::DrainStage;
-    use crate::pipeline::Pipeline;
+    use crate::drain::{Drain, DrainStage};
     use crate::pipeline::connection::peer::HoldState;
+    use crate::pipeline::reject::delay::RejectionDelay;
     use weir_limits::rejection_hold::HoldPolicy;
 
     type HandleArgs = (
@@ -299,12 +281,12 @@ mod tests {
                 pipeline.handle(peer, head, body)
             }),
             size_of_some(
-                |(step, peer, refused, mut trace): (
-                    &'static RejectionStep,
+                |(pipeline, peer, refused, mut trace): (
+                    &'static Pipeline,
                     &'static Peer,
                     DelayableRejection,
                     Trace,
-                )| { step.hold_rejection(peer, &refused, &mut trace) },
+                )| { pipeline.hold_rejection(peer, &refused, &mut trace) },
             ),
             size_of_some(|(holding, patience, flow, wait, drain): HoldArgs| {
                 holding.hold(patience, flow, wait, drain, &mut |_| true)

@@ -2,7 +2,7 @@
 //! memory for it.
 //!
 //! The API server waits for a request's body. So that a client cannot hold a seat with a body that
-//! it does not send, a body that fits into [`DEFAULT_BODY_BUFFER`] is read before the request takes
+//! it does not send, a body that fits into `--request-body-buffer` is read before the request takes
 //! a seat. An event's body is read completely if a limit depends on it. Small bodies, which are
 //! nearly all, arrive with their heads and need no wait. Longer bodies are streamed at the minimum
 //! rate of [`minimum_rate`](weir_limits::throttling::minimum_rate).
@@ -25,9 +25,8 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 
 use crate::identity::request_header::IdentityHeaders;
-use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::ReceivedHead;
-use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
+use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::{BodyReadError, RequestRejection};
 use crate::upstream::body::buffered_body::BufferedBody;
@@ -63,10 +62,9 @@ pub fn request_body_budget(registry: &Registry) -> Arc<MemoryBudget> {
     budget
 }
 
-/// How much of a body is read before its request takes a seat, in bytes: nearly every written
-/// object is smaller. Also the maximum body of a GET, a HEAD or a protocol upgrade, which is
-/// forwarded completely or not at all.
-pub const DEFAULT_BODY_BUFFER: usize = 64 << 10;
+/// The maximum body of a GET, a HEAD or a protocol upgrade in bytes, which is forwarded completely or
+/// not at all.
+const MAX_WHOLE_BODY: usize = 64 << 10;
 
 /// How long an event's body of one or two KiB may take to arrive.
 const EVENT_BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -141,18 +139,6 @@ pub(crate) enum BodyReadTime {
     WithSeat,
 }
 
-/// Reads bodies before their requests are forwarded.
-#[derive(Debug)]
-pub(crate) struct RequestBodyStep {
-    budget: Arc<MemoryBudget>,
-    head_budget: Arc<HeadBudget>,
-    identity_headers: Arc<IdentityHeaders>,
-    /// How much of a body is read before its request takes a seat, in bytes.
-    buffer_size: usize,
-    /// At which a body has to arrive.
-    rate: MinimumRate,
-}
-
 /// How much of a body is read, and how long it may take.
 #[derive(Clone, Copy)]
 struct PrefixLimits {
@@ -164,27 +150,13 @@ struct PrefixLimits {
     deadline: Instant,
 }
 
-impl RequestBodyStep {
-    pub(crate) fn new(
-        shared: &SharedDependencies,
-        worker: &WorkerDependencies,
-        settings: PipelineSettings,
-    ) -> Self {
-        Self {
-            budget: Arc::clone(&shared.request_body_budget),
-            head_budget: Arc::clone(&shared.head_budget),
-            identity_headers: Arc::clone(&shared.identity_headers),
-            buffer_size: settings.body_buffer,
-            rate: worker.deadlines.rate(),
-        }
-    }
-
+impl Pipeline {
     /// Reads the part of a body that must arrive before its request is forwarded, if this is the
     /// time to read it.
     ///
     /// # Errors
     /// The body cannot be read.
-    pub(crate) async fn buffer(
+    pub(crate) async fn buffer_body(
         &self,
         info: &RequestInfo<'_>,
         received: ReceivedHead<'_>,
@@ -203,30 +175,31 @@ impl RequestBodyStep {
         } else {
             BodyReadTime::BeforeSeat
         };
-        if time != time_to_read || !whole && (self.buffer_size == 0 || info.long_running()) {
+        let buffer_size = saturating_usize(self.shared.settings.transfers.request_body_buffer);
+        if time != time_to_read || !whole && (buffer_size == 0 || info.long_running()) {
             return Ok(None);
         }
-        let max = if whole {
-            DEFAULT_BODY_BUFFER
-        } else {
-            self.buffer_size
-        };
+        let max = if whole { MAX_WHOLE_BODY } else { buffer_size };
         let length = saturating_usize(incoming.size_hint().lower());
         if length > max {
             let too_large = RequestRejection::Body(BodyReadError::TooLarge(max));
             return if whole { Err(too_large) } else { Ok(None) };
         }
-        let reservation = self.budget.reserve_for(peer.source_network());
+        let reservation = self
+            .shared
+            .request_body_budget
+            .reserve_for(peer.source_network());
         let limits = PrefixLimits {
             max,
             whole,
-            rate: self.rate,
+            rate: self.shared.settings.transfers.minimum_rate(),
             deadline,
         };
-        let identity_headers = &self.identity_headers;
+        let identity_headers = &self.shared.identity_headers;
         // Boxed: only requests with a body pay for this memory.
         let prefix = Box::pin(read_prefix(incoming, reservation, limits, identity_headers));
         let prefix = self
+            .shared
             .head_budget
             .reserve_while_pending(peer, &head.headers, prefix)
             .await?;
@@ -240,7 +213,7 @@ impl RequestBodyStep {
     }
 
     /// Reads an event's body completely.
-    pub(crate) async fn read_whole(
+    pub(crate) async fn read_whole_body(
         &self,
         incoming: &mut ClientBody,
         received: ReceivedHead<'_>,
@@ -249,10 +222,14 @@ impl RequestBodyStep {
         let ReceivedHead { peer, head } = received;
         let deadline_at = Clock.now() + EVENT_BODY_TIMEOUT;
         let deadline_at = deadline.map_or(deadline_at, |deadline| deadline.min(deadline_at));
-        let reservation = self.budget.reserve_for(peer.source_network());
-        let read = read_to_end(incoming, reservation, &self.identity_headers);
+        let reservation = self
+            .shared
+            .request_body_budget
+            .reserve_for(peer.source_network());
+        let read = read_to_end(incoming, reservation, &self.shared.identity_headers);
         let read = Box::pin(tokio::time::timeout_at(deadline_at.into(), read));
         let read = self
+            .shared
             .head_budget
             .reserve_while_pending(peer, &head.headers, read)
             .await?;

@@ -1,18 +1,15 @@
 //! The head of the request to the API server, in the mode that the credential of the client's
 //! request allows, and what the response says about that credential.
 
-use std::sync::Arc;
-
 use http::{Method, StatusCode, request};
 
-use crate::identity::request_header::IdentityHeaders;
-use crate::identity::{Authentication, RequestAuthenticator, RequestCredential, TokenHash};
+use crate::identity::{Authentication, RequestCredential, TokenHash};
 use crate::pipeline::connection::peer::Peer;
-use crate::pipeline::dependencies::{SharedDependencies, WorkerDependencies};
+use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::impersonation::EffectiveUser;
 use crate::upstream::headers::forwarded_for::{ClientAddress, requested_host};
-use crate::upstream::{Upstream, UpstreamRequest, headers};
+use crate::upstream::{UpstreamRequest, headers};
 use weir_base::clock::Clock;
 use weir_kubernetes::request_info::RequestInfo;
 
@@ -33,32 +30,17 @@ pub(crate) struct OutgoingRequest {
     pub(crate) feedback: AuthFeedback,
 }
 
-/// Builds the heads of requests to the API server, and records what their responses say.
-#[derive(Debug)]
-pub(crate) struct UpstreamRequestBuilder {
-    authenticator: Arc<RequestAuthenticator>,
-    identity_headers: Arc<IdentityHeaders>,
-    upstream: Arc<Upstream>,
-}
-
-impl UpstreamRequestBuilder {
-    pub(crate) fn new(shared: &SharedDependencies, worker: &WorkerDependencies) -> Self {
-        Self {
-            authenticator: Arc::clone(&shared.authenticator),
-            identity_headers: Arc::clone(&shared.identity_headers),
-            upstream: Arc::clone(&worker.upstream),
-        }
-    }
-
+impl Pipeline {
     /// Chooses the mode of the request and builds the head that it requires.
-    pub(crate) fn build(
+    pub(crate) fn build_request(
         &self,
         info: &RequestInfo<'_>,
-        head: Box<request::Parts>,
+        mut head: Box<request::Parts>,
         peer: &Peer,
         auth: &Authentication,
         effective: &EffectiveUser,
     ) -> Result<OutgoingRequest, RequestRejection> {
+        headers::prepare_forwarding(&mut head.headers);
         let app_host = info
             .proxies_to_app()
             .then(|| requested_host(&head))
@@ -68,7 +50,7 @@ impl UpstreamRequestBuilder {
             trusted: peer.trusted,
             app_host: app_host.as_ref(),
         };
-        let names = &*self.identity_headers;
+        let names = &*self.shared.identity_headers;
         let token = auth.token_hash.filter(|_| reaches_authentication(&head));
         let feedback = AuthFeedback {
             verified_token: auth.token_hash,
@@ -76,9 +58,9 @@ impl UpstreamRequestBuilder {
         };
         let (request, feedback) = match auth.credential {
             RequestCredential::Certificate | RequestCredential::FrontProxy
-                if self.upstream.impersonates() =>
+                if self.worker.upstream.impersonates() =>
             {
-                let own = self.upstream.impersonation_credential()?;
+                let own = self.worker.upstream.impersonation_credential()?;
                 let head = headers::impersonation_head(
                     head,
                     client,
@@ -105,7 +87,7 @@ impl UpstreamRequestBuilder {
             | RequestCredential::LocallyVerifiedToken
             | RequestCredential::UnverifiedToken
             | RequestCredential::None => {
-                let request = if self.authenticator.is_verified(auth) {
+                let request = if self.shared.authenticator.is_verified(auth) {
                     UpstreamRequest::PassThrough(headers::pass_through_head(head, client, names))
                 } else {
                     UpstreamRequest::Unverified(headers::unverified_head(head, client, names))
@@ -121,13 +103,18 @@ impl UpstreamRequestBuilder {
     pub(crate) fn record_feedback(&self, status: StatusCode, feedback: AuthFeedback) {
         let unauthorized = status == StatusCode::UNAUTHORIZED;
         if let (Some(token), Some(accepted)) = (feedback.token, token_acceptance(status)) {
-            self.authenticator.accepted_tokens().record(token, accepted);
+            self.shared
+                .authenticator
+                .accepted_tokens()
+                .record(token, accepted);
         }
         if let (Some(token), true) = (feedback.verified_token, unauthorized) {
-            self.authenticator.record_unauthorized(token, Clock.now());
+            self.shared
+                .authenticator
+                .record_unauthorized(token, Clock.now());
         }
         if feedback.impersonated && unauthorized {
-            self.upstream.record_impersonation_unauthorized();
+            self.worker.upstream.record_impersonation_unauthorized();
         }
     }
 }

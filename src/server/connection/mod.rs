@@ -185,7 +185,11 @@ pub(crate) async fn serve(
     let peer = peer(&stream, address, peer_address, &settings, &context);
     let open = GaugeGuard::new(context.metrics.open_connections.clone());
     let budget = &context.head_budget;
-    let head_monitor = HeadMonitor::new(settings.header_timeout, budget, peer.source_network());
+    let head_monitor = HeadMonitor::new(
+        settings.serving.connections.request_header_timeout,
+        budget,
+        peer.source_network(),
+    );
     let monitors = ConnectionMonitors {
         head_monitor,
         write_stall: Arc::default(),
@@ -239,7 +243,12 @@ fn peer(
         trust: context.pipeline.load().trust_observer(),
         unverified_user: OnceLock::new(),
         hold_state: HoldState::new(if is_http2(stream) {
-            saturating_usize(settings.max_streams)
+            saturating_usize(
+                settings
+                    .serving
+                    .connections
+                    .http2_max_streams_per_connection,
+            )
         } else {
             1
         }),
@@ -260,7 +269,7 @@ async fn handshake(
     let mut source = ConnectionSource::from_address(address.ip());
     if settings.is_trusted_proxy(*address) {
         source = ConnectionSource::TrustedProxy(address.ip());
-        if settings.proxy_protocol
+        if settings.serving.proxies.proxy_protocol
             && let Some(client) = proxy_protocol::read_client_address(&mut tcp).await?
         {
             *address = client;
@@ -268,7 +277,7 @@ async fn handshake(
             pending_guard.set_source(source);
             let free = settings.free_connections(context.drain.open_connections());
             guard
-                .set_source(source, settings.address_limit, free)
+                .set_source(source, settings.address_limit(), free)
                 .map_err(io::Error::other)?;
         }
     }
@@ -304,7 +313,7 @@ async fn serve_http1(
     });
     let mut connection = http1::Builder::new()
         .timer(HeadTimer::new(head_monitor))
-        .header_read_timeout(settings.header_timeout) // ignored by `HeadTimer`
+        .header_read_timeout(settings.serving.connections.request_header_timeout) // ignored by `HeadTimer`
         .max_headers(MAX_HTTP1_HEADERS)
         .max_buf_size(MAX_HTTP1_BUFFER)
         .serve_connection(TokioIo::new(stream), service)
@@ -382,21 +391,22 @@ async fn serve_http2(
     settings: &ListenerSettings,
 ) {
     let ClientConnection { peer, context } = &**client;
+    let connections = &settings.serving.connections;
     let head_monitor = &monitors.head_monitor;
     let (go_away, close_stage) = (Arc::new(Notify::new()), context.drain.close_stage());
     let requests = Arc::new(RequestCount::with_reset_limit(
-        settings.max_resets_per_second,
+        connections.http2_max_resets_per_second,
         Clock.now(),
     ));
     let service = service_fn(|request| {
-        if settings.goaway_chance > 0.0 && fastrand::f64() < settings.goaway_chance {
+        if connections.goaway_chance > 0.0 && fastrand::f64() < connections.goaway_chance {
             go_away.notify_one();
         }
         respond(Arc::clone(client), &requests, request)
     });
     let write_progress = write_progress.with_unread(requests.unread());
     let last_stream = Arc::<LastStreamId>::default();
-    let pacing = ReadPacing::with_reset_limit(settings.max_resets_per_second, Clock.now());
+    let pacing = ReadPacing::with_reset_limit(connections.http2_max_resets_per_second, Clock.now());
     let stream = Http2InspectedStream::new(
         stream,
         head_monitor,
@@ -408,8 +418,14 @@ async fn serve_http2(
     let (stream, coalescer) = coalesce_writes(stream);
     // Boxed, so that it can be dropped with its requests before the connection is closed.
     let mut connection = Box::pin(
-        http2_builder(StreamExecutor(Arc::clone(&requests)), settings.max_streams)
-            .serve_connection(TokioIo::new(stream), service),
+        http2_builder(
+            StreamExecutor(Arc::clone(&requests)),
+            settings
+                .serving
+                .connections
+                .http2_max_streams_per_connection,
+        )
+        .serve_connection(TokioIo::new(stream), service),
     );
     let end = pin!(async {
         tokio::select! {
@@ -491,7 +507,7 @@ fn record_close(peer: &Peer, context: &ConnectionContext, end: ClientCloseReason
 /// for many clients (`--max-connections-per-address=0`).
 fn delay_reconnects(peer: &Peer, context: &ConnectionContext, end: ClientCloseReason) {
     if end.is_violation()
-        && context.settings.load().address_limit != AddressLimit::Unlimited
+        && context.settings.load().address_limit() != AddressLimit::Unlimited
         && let Some(network) = peer.source_network()
     {
         let source = ConnectionSource::from_address(network);

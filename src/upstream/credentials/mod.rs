@@ -18,7 +18,6 @@ mod source;
 pub(crate) use own_credentials::{
     CredentialExpired, CredentialTrouble, OwnCredentials, PreparedCredentials,
 };
-pub(crate) use refresh_task::RefreshTask;
 pub use source::BearerToken;
 pub(crate) use source::ClientCertificate;
 #[cfg(test)]

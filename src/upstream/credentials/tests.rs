@@ -18,6 +18,7 @@ use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::credentials::exec_credential::tests::exec_credential;
 use crate::upstream::credentials::exec_plugin::tests::script_plugin;
 use crate::upstream::credentials::refresh_schedule::REJECTED_REFRESH_INTERVAL;
+use crate::upstream::credentials::refresh_task::RefreshTask;
 use crate::upstream::credentials::source::REREAD_INTERVAL;
 use crate::upstream::tls::tests::self_signed_pair;
 use crate::upstream::tls::{Pem, client_config, parse_roots};

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use clap::ValueEnum;
 use parking_lot::Mutex;
 
 use weir_limits::throttling::token_bucket::{Rate, TokenBucket};
 
 /// The HTTP version of requests that end, if the API server speaks both. Watches share HTTP/2
 /// connections whatever it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum UpstreamProtocol {
     /// HTTP/1.1 for a read without a body if a connection is idle, and HTTP/2 otherwise.
+    #[default]
     Auto,
     /// HTTP/1.1: a connection for each request that is under way.
     Http1,

@@ -16,7 +16,9 @@ use weir::flowcontrol::controller::{ControllerConfig, Enforcement};
 use weir::identity::TokenFile;
 use weir::identity::request_header::IdentityHeaders;
 use weir::observe::admin::zpages::EffectiveConfig;
-use weir::server::settings::AddressLimit;
+use weir::pipeline::dependencies::TransferConfig;
+use weir::pipeline::reject::delay::RejectionDelayConfig;
+use weir::server::settings::{AddressLimit, ConnectionConfig, ServingConfig, TrustedProxyConfig};
 use weir::server::tls;
 use weir::upstream::connection::address::ServerAddress;
 use weir::upstream::credentials::bearer::bearer_header;
@@ -61,21 +63,20 @@ pub(crate) struct WeirBuilder {
 pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
     let config = Config {
-        serving: config::ServingConfig {
+        serving: ServingConfig {
             address: loopback,
             tls: tls::ListenerTlsConfig {
                 certificate: pki().server.certified_key(),
                 client_ca: Some(pki().client_ca.roots()),
                 tls13_only: false,
             },
-            max_streams: 100,
-            goaway_chance: 0.0,
-            header_timeout: Duration::from_secs(10),
-            resets_per_second: 50,
             max_connections: 1000,
-            address_limit: AddressLimit::Unlimited, // clients of tests have one address
-            trusted_proxies: Vec::new(),
-            proxy_protocol: false,
+            connections: ConnectionConfig {
+                // clients of tests have one address
+                max_connections_per_address: Some(AddressLimit::Unlimited),
+                ..ConnectionConfig::default()
+            },
+            proxies: TrustedProxyConfig::default(),
         },
         identity: config::IdentityConfig {
             client_ca: Some(pki().client_ca.roots()),
@@ -102,9 +103,11 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             mutating: 0.into(),
         }),
         request_timeout: Duration::from_secs(60),
-        rejection_hold: Duration::ZERO,
-        max_rejection_millicores: 0,
-        transfers: config::TransferConfig::default(),
+        rejections: RejectionDelayConfig {
+            rejection_hold: Duration::ZERO,
+            max_rejection_millicores: 0,
+        },
+        transfers: TransferConfig::default(),
         memory_limit: 0,
         object_count_poll_period: Duration::ZERO, // no requests of its own to the upstream
         upstream: upstream::UpstreamConfig {
@@ -126,8 +129,8 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
         },
         assert_by_impersonation: false,
         shutdown: config::ShutdownConfig {
-            delay: Duration::ZERO,
-            watch_grace: Duration::ZERO,
+            shutdown_delay_duration: Duration::ZERO,
+            shutdown_watch_termination_grace_period: Duration::ZERO,
         },
         admin: config::AdminConfig {
             address: loopback,
@@ -189,31 +192,34 @@ impl WeirBuilder {
 
     /// `--max-rejection-millicores`.
     pub(crate) fn max_rejection_millicores(mut self, limit: u32) -> Self {
-        self.config.max_rejection_millicores = limit;
+        self.config.rejections.max_rejection_millicores = limit;
         self
     }
 
     /// `--rejection-hold`.
     pub(crate) fn rejection_hold(mut self, longest: Duration) -> Self {
-        self.config.rejection_hold = longest;
+        self.config.rejections.rejection_hold = longest;
         self
     }
 
     /// `--request-body-buffer=0`: bodies are forwarded as they arrive.
     pub(crate) fn without_body_buffer(mut self) -> Self {
-        self.config.transfers.body_buffer = 0;
+        self.config.transfers.request_body_buffer = 0;
         self
     }
 
     /// `--min-transfer-rate-grace`.
     pub(crate) fn transfer_grace(mut self, grace: Duration) -> Self {
-        self.config.transfers.minimum_rate.grace = grace;
+        self.config.transfers.min_transfer_rate_grace = grace;
         self
     }
 
     /// `--http2-max-streams-per-connection`.
     pub(crate) fn max_streams(mut self, most: u32) -> Self {
-        self.config.serving.max_streams = most;
+        self.config
+            .serving
+            .connections
+            .http2_max_streams_per_connection = most;
         self
     }
 
@@ -231,26 +237,26 @@ impl WeirBuilder {
 
     /// `--goaway-chance`.
     pub(crate) fn goaway_chance(mut self, chance: f64) -> Self {
-        self.config.serving.goaway_chance = chance;
+        self.config.serving.connections.goaway_chance = chance;
         self
     }
 
     /// `--trusted-proxies` with the address of the tests' clients.
     pub(crate) fn trust_test_clients(mut self) -> Self {
-        self.config.serving.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
+        self.config.serving.proxies.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
         self
     }
 
     /// `--proxy-protocol`.
     pub(crate) fn proxy_protocol(mut self) -> Self {
-        self.config.serving.proxy_protocol = true;
+        self.config.serving.proxies.proxy_protocol = true;
         self.trust_test_clients()
     }
 
     /// `--proxy-protocol`, with `--trusted-proxies` that do not include the tests' clients.
     pub(crate) fn proxy_protocol_from_other_networks(mut self) -> Self {
-        self.config.serving.proxy_protocol = true;
-        self.config.serving.trusted_proxies = vec!["10.0.0.0/8".parse().unwrap()];
+        self.config.serving.proxies.proxy_protocol = true;
+        self.config.serving.proxies.trusted_proxies = vec!["10.0.0.0/8".parse().unwrap()];
         self
     }
 

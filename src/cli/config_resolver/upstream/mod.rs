@@ -74,7 +74,7 @@ impl FlagResolver {
                 roots,
                 front_proxy: front_proxy?,
                 max_http2_connections,
-                protocol: args.upstream_protocol.into(),
+                protocol: args.upstream_protocol,
                 max_connections: connection_budget,
                 instance_id: id?,
                 probe_interval: Some(PROBE_INTERVAL),

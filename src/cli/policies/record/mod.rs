@@ -15,12 +15,12 @@ use http_body_util::BodyExt;
 use tokio::time::sleep;
 
 use crate::cli::flags::LoggingFormat;
-use crate::cli::flags::values::parse_positive_duration;
 use crate::cli::policies::record::output::{RecordOutput, StreamEnd};
 use crate::cli::process::exit::exit_with_failure;
 use crate::cli::process::signals;
 use crate::cli::top::client;
 use crate::cli::top::client::AdminUrl;
+use crate::flag_values::parse_positive_duration;
 use crate::observe::admin::RECORD_PATH;
 use crate::observe::logging::recording::PseudonymKey;
 use crate::observe::logging::recording::line::LinePseudonymizer;

@@ -17,11 +17,12 @@ use jiff::Timestamp;
 use rustix::thread::disable_transparent_huge_pages;
 use tracing::warn;
 
-use crate::cli::flags::{FlowcontrolSource, ServeArgs, values};
+use crate::cli::flags::{FlowcontrolSource, ServeArgs};
 use crate::cli::policies::replay::advice::{AdviceOptions, Advised};
 use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::{CommandError, print_stdout, to_json};
 use crate::cli::process::{logging, resolve};
+use crate::flag_values;
 use crate::observe::status::page;
 use weir_base::clock::Clock;
 use weir_replay::advice::repeatable_log::RepeatableLog;
@@ -115,7 +116,7 @@ fn parse_capacity(text: &str) -> Result<f64, &'static str> {
 }
 
 fn parse_window(text: &str) -> Result<Duration, String> {
-    let window = values::parse_duration(text)?;
+    let window = flag_values::parse_duration(text)?;
     if window > MAX_WINDOW {
         return Err("expected an hour at most".to_owned());
     }
@@ -207,7 +208,7 @@ fn replayed_policies(name: String, serve: &ServeArgs) -> Result<ReplayedPolicies
     Ok(ReplayedPolicies {
         name,
         limits: resolve::resolve_policies_and_log(serve)?,
-        rejection_hold: serve.proxy.limits.rejection_hold,
+        rejection_hold: serve.proxy.limits.rejections.rejection_hold,
     })
 }
 

@@ -1,8 +1,28 @@
-//! Parsers of flag values.
+//! Values of flags: parsers, and the defaults of a group of flags.
+//!
+//! Settings without files are used as they are parsed: the struct of a concern is a group of flags.
 
 use std::time::Duration;
 
+use clap::{Args, Command};
 use weir_kubernetes::request_info::go_duration;
+
+/// The values of a group of flags that has no required one, if none is given.
+///
+/// # Panics
+/// If a default value of the group is invalid, or a flag is required: each group has a test.
+#[must_use]
+#[expect(
+    clippy::expect_used,
+    reason = "default values are constants, and each group has a test"
+)]
+pub(crate) fn defaults<A: Args>() -> A {
+    let command = A::augment_args(Command::new("defaults").no_binary_name(true));
+    let matches = command.try_get_matches_from::<_, &str>([]);
+    matches
+        .and_then(|matches| A::from_arg_matches(&matches))
+        .expect("no flag of a group of settings is required, and defaults are valid")
+}
 
 /// Parses a duration in Go's syntax: `1m30s`, `500ms`.
 ///
@@ -42,6 +62,12 @@ pub(crate) fn parse_rejection_hold(text: &str) -> Result<Duration, String> {
         return Err("it must not be longer than 1m".to_owned());
     }
     Ok(hold)
+}
+
+/// 0 means 100, as in kube-apiserver's flag (1.36).
+pub(crate) fn parse_max_streams(text: &str) -> Result<u32, String> {
+    let max_streams = text.parse().map_err(|why| format!("{why}"))?;
+    Ok(if max_streams == 0 { 100 } else { max_streams })
 }
 
 pub(crate) fn parse_goaway_chance(text: &str) -> Result<f64, String> {
@@ -89,6 +115,13 @@ pub(crate) fn parse_memory_limit(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zero_max_streams_means_one_hundred() {
+        let parsed = ["0", "1", "1000"].map(parse_max_streams);
+        assert_eq!(parsed, [100, 1, 1000].map(Ok));
+        assert!(parse_max_streams("x").is_err());
+    }
 
     #[test]
     fn a_memory_limit_is_a_number_of_bytes_or_a_quantity() {
