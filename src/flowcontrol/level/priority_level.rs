@@ -4,20 +4,16 @@ use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::Notify;
 
-use super::arrival::{ArrivalError, ArrivingRequest};
 use super::counters::{LevelCounters, SchemaSlot};
 use super::request_details::RequestDetails;
 use super::state::{LevelInner, LevelState};
 use weir_flowcontrol::concurrency::LevelSeats;
 use weir_flowcontrol::concurrency::demand::DemandPeriod;
-use weir_flowcontrol::fairqueuing::queue_set::{
-    LastDispatch, QueueDump, QueueSetTotals, Queuing, RequestKey,
-};
+use weir_flowcontrol::fairqueuing::queue_set::{LastDispatch, QueueDump, QueueSetTotals, Queuing};
 use weir_flowcontrol::fairqueuing::seats::{SeatSeconds, WorkEstimate};
 use weir_limits::in_flight::InFlightMetrics;
 
@@ -233,29 +229,8 @@ impl PriorityLevel {
         requests.collect()
     }
 
-    pub(super) fn arrive(
-        &self,
-        now: Instant,
-        slot: SchemaSlot,
-        arriving: &ArrivingRequest<'_>,
-    ) -> Result<(RequestKey, bool), ArrivalError> {
-        self.with_lock(|inner| inner.arrive(now, slot, arriving))
-    }
-
-    pub(super) fn leave(&self, now: Instant, key: RequestKey) -> Option<Duration> {
-        self.with_lock(|inner| inner.leave(now, key))
-    }
-
-    pub(super) fn cancel(&self, now: Instant, key: RequestKey) -> Option<u32> {
-        self.with_lock(|inner| inner.cancel(now, key))
-    }
-
-    pub(super) fn poll_dispatched(&self, key: RequestKey, waker: &Waker) -> bool {
-        self.with_lock(|inner| inner.poll_dispatched(key, waker))
-    }
-
     /// Runs `act` under the lock, and the deferred actions after its release.
-    fn with_lock<R>(&self, act: impl FnOnce(&mut LevelInner) -> R) -> R {
+    pub(super) fn with_lock<R>(&self, act: impl FnOnce(&mut LevelInner) -> R) -> R {
         let mut inner = self.lock();
         let result = act(&mut inner);
         let deferred = inner.take_deferred();

@@ -72,7 +72,8 @@ impl SchemaRoute {
         now: Instant,
         arriving: &ArrivingRequest<'_>,
     ) -> Result<ArrivalOutcome, ArrivalError> {
-        let (key, waits) = self.level.arrive(now, self.counters, arriving)?;
+        let (level, counters) = (&self.level, self.counters);
+        let (key, waits) = level.with_lock(|level| level.arrive(now, counters, arriving))?;
         let permit = SeatPermit {
             route: Arc::clone(self),
             key: Some(key),
@@ -109,7 +110,8 @@ impl SeatPermit {
     /// Leaves the queue if the request still waits, and returns the `Retry-After` of the rejection
     /// in seconds. A dispatched request keeps its seats.
     pub(crate) fn cancel(&mut self, now: Instant) -> Option<u32> {
-        let retry_after = self.route.level.cancel(now, self.key?)?;
+        let (level, key) = (&self.route.level, self.key?);
+        let retry_after = level.with_lock(|level| level.cancel(now, key))?;
         self.key = None;
         Some(retry_after)
     }
@@ -120,7 +122,8 @@ impl SeatPermit {
             return;
         };
         let now = Clock.now();
-        if let Some(linger) = self.route.level.leave(now, key) {
+        let level = &self.route.level;
+        if let Some(linger) = level.with_lock(|level| level.leave(now, key)) {
             let lingering = Self {
                 route: Arc::clone(&self.route),
                 key: Some(key),
@@ -153,9 +156,13 @@ impl Future for DispatchFuture<'_> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let SeatPermit { route, key } = self.0;
-        match key {
-            Some(key) if !route.level.poll_dispatched(*key, cx.waker()) => Poll::Pending,
-            Some(_) | None => Poll::Ready(()),
+        let (Some(key), level) = (*key, &route.level) else {
+            return Poll::Ready(());
+        };
+        if level.with_lock(|level| level.poll_dispatched(key, cx.waker())) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
         }
     }
 }
