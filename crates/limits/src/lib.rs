@@ -9,6 +9,7 @@
 )]
 
 mod admission_attributes;
+pub mod auto_total;
 pub mod in_flight;
 pub mod max_in_flight;
 pub mod rate;
