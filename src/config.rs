@@ -16,6 +16,7 @@ use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::identity::jwt::{JwtIssuer, KeySet};
 use crate::identity::request_header::IdentityHeaders;
+use crate::limits::total_finder::AutoTotalConfig;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
@@ -47,6 +48,10 @@ pub struct Config {
     pub shared_limits: Option<SharedLimitsConfig>,
     /// Concurrency limits.
     pub admission: AdmissionConfig,
+    /// `--max-requests-inflight=auto`: weir finds their total by itself.
+    pub is_auto_total: bool,
+    /// How it finds it.
+    pub total_finder: AutoTotalConfig,
     /// The division of the concurrency limits among several weirs, if there is one.
     pub replicas: Option<ReplicaConfig>,
     /// `--request-timeout`.
@@ -141,6 +146,12 @@ pub enum IssuerKeys {
 }
 
 impl Config {
+    /// How weir finds the total, if it does.
+    #[must_use]
+    pub(crate) fn auto_total(&self) -> Option<AutoTotalConfig> {
+        self.is_auto_total.then_some(self.total_finder)
+    }
+
     /// Whether tokens that are in no file can be verified. Otherwise all of them are unverified.
     #[must_use]
     pub(crate) fn verifies_tokens(&self) -> bool {

@@ -78,6 +78,14 @@ pub(crate) fn parse_goaway_chance(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Parses a share: more than 0, at most 1.
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok();
+    share
+        .filter(|share: &f64| *share > 0.0 && *share <= 1.0)
+        .ok_or_else(|| "it must be more than 0 and at most 1".to_owned())
+}
+
 /// A mebibyte in bytes.
 pub(crate) const MEBIBYTE: u64 = 1 << 20;
 

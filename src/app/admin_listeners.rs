@@ -68,6 +68,7 @@ impl AdminListeners {
             readiness: Arc::clone(readiness),
             upstream: Arc::clone(&permanent.upstream_metrics),
             connection_budget: permanent.connection_budget.clone(),
+            total: Arc::clone(&permanent.own_calls.finder),
             outcomes: Arc::clone(&permanent.outcome_counts),
             top_talkers: Arc::clone(&permanent.talkers),
             configured: Arc::clone(sources),

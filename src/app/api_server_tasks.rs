@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -10,6 +11,7 @@ use tokio::time::timeout;
 
 use crate::app::cluster::flowcontrol::ClusterFlowcontrol;
 use crate::app::cluster::object_counts::ObjectCountPolls;
+use crate::app::cluster::total::TotalTask;
 use crate::app::self_checks::self_access::SelfAccess;
 use crate::app::start_error::StartError;
 use crate::app::tasks::{TaskSlot, Tasks};
@@ -18,14 +20,17 @@ use crate::drain::Drain;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::identity::transport::ApiTransport;
-use crate::limits::limiters::LimiterInForce;
+use crate::limits::limiters::{LimiterInForce, Limiters};
+use crate::limits::total_finder::TotalFinder;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::{FrontProxyHealth, FrontProxyProbe};
+use crate::pipeline::trace::request_metrics::limit_rejections;
 use crate::upstream;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use crate::upstream::forward::endpoint_slices;
+use crate::upstream::forward::latency_probe::LatencyProbe;
 use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::forward::server_probes::ServerProbes;
 use crate::upstream::headers::auth_mode::Internal;
@@ -64,6 +69,10 @@ pub(super) struct OwnCalls {
     controller: ArcSwapOption<Controller>,
     cluster_task: TaskSlot,
     polls: TaskSlot,
+    /// Finds the total, if it is to be found.
+    pub(super) finder: Arc<TotalFinder>,
+    limiters: Arc<Limiters>,
+    total: TaskSlot,
     /// Changes the period of the polls; zero pauses them.
     poll_period: watch::Sender<Duration>,
     probe: TaskSlot,
@@ -78,6 +87,7 @@ impl OwnCalls {
     pub(super) async fn start(
         config: &Config,
         drain: &Arc<Drain>,
+        limiters: &Arc<Limiters>,
         config_status: &Arc<ConfigStatus>,
         metrics: &Arc<UpstreamMetrics>,
         registry: &Registry,
@@ -124,6 +134,9 @@ impl OwnCalls {
             controller: ArcSwapOption::empty(),
             cluster_task: TaskSlot::default(),
             polls: TaskSlot::default(),
+            finder: TotalFinder::new(limiters, registry),
+            limiters: Arc::clone(limiters),
+            total: TaskSlot::default(),
             poll_period: watch::Sender::default(),
             probe: TaskSlot::default(),
             access: TaskSlot::default(),
@@ -200,6 +213,9 @@ impl OwnCalls {
         {
             self.start_probe(config);
         }
+        if is_other(&|one| config.auto_total().is_some() != one.auto_total().is_some()) {
+            self.start_total(config);
+        }
         let access = SelfAccess::from_config(config);
         if are_other_servers
             || is_other_access
@@ -239,9 +255,33 @@ impl OwnCalls {
         let polls = controller.filter(|_| !config.own_credentials.is_anonymous());
         let polls = polls.map(|controller| {
             let calls = self.client.clone();
-            ObjectCountPolls::new(calls, controller, self.poll_period.subscribe()).run()
+            let (finder, period) = (Arc::clone(&self.finder), self.poll_period.subscribe());
+            ObjectCountPolls::new(calls, controller, finder, period).run()
         });
         self.polls.start(polls);
+    }
+
+    /// Finds the total, if it is to be found.
+    fn start_total(&self, config: &Config) {
+        let task = config.auto_total().map(|_| TotalTask {
+            finder: Arc::clone(&self.finder),
+            limiters: Arc::clone(&self.limiters),
+            probe: LatencyProbe {
+                pools: upstream::internal_pools(
+                    &config.upstream,
+                    &self.servers,
+                    &self.credentials,
+                    &self.metrics,
+                ),
+                credentials: Arc::clone(&self.credentials),
+                loop_detector: Arc::clone(&self.loop_detector),
+                pings: AtomicBool::new(false),
+            },
+            calls: self.client.clone(),
+            rejections: limit_rejections(&self.registry),
+            upstream: Arc::clone(&self.metrics),
+        });
+        self.total.start(task.map(TotalTask::run));
     }
 
     /// Reads the cluster's flow schemas and priority levels, unless weir is anonymous.

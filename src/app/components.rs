@@ -14,6 +14,7 @@ use crate::app::permanent::Permanent;
 use crate::app::start_error::StartError;
 use crate::app::tasks::Tasks;
 use crate::config::{AdmissionConfig, Config};
+use crate::flowcontrol::controller::ControllerConfig;
 use crate::flowcontrol::sources::{ClusterStatus, LiveObjects};
 use crate::limits::limiters::{LimiterInForce, Limiters};
 use crate::limits::upgrade_rate::UpgradeRateLimit;
@@ -27,6 +28,7 @@ use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::{CredentialSource, OwnCredentials, PreparedCredentials};
 use weir_base::clock::Clock;
+use weir_limits::max_in_flight::MaxInFlightConfig;
 
 /// A configuration and what could fail in it, not in force yet.
 pub(super) struct Prepared {
@@ -144,7 +146,9 @@ impl Components {
         if let Some(credentials) = credentials {
             permanent.own_calls.credentials.replace_source(credentials);
         }
-        let limiter = apply_limits(&permanent.limiters, &config.admission);
+        let finder = &permanent.own_calls.finder;
+        let total = finder.configure(Clock.now(), config.auto_total());
+        let limiter = apply_limits(&permanent.limiters, &config.admission, total);
         if let Some(controller) = &limiter.started {
             let controller = Arc::clone(controller);
             tasks.push(async move { controller.run().await });
@@ -249,15 +253,26 @@ impl Components {
     }
 }
 
-/// Puts the configured mode and limits of admission in force.
-fn apply_limits(limiters: &Limiters, configured: &AdmissionConfig) -> LimiterInForce {
+/// Puts the configured mode and limits of admission in force, with `total` if weir has found one.
+fn apply_limits(
+    limiters: &Limiters,
+    configured: &AdmissionConfig,
+    total: Option<u32>,
+) -> LimiterInForce {
     let now = Clock.now();
     match configured {
         AdmissionConfig::Fairness { config, sources } => {
             let (files, reads_cluster) = (sources.files.clone(), sources.cluster.is_some());
-            limiters.apply_fairness(now, *config, files, reads_cluster)
+            let config = ControllerConfig {
+                server_concurrency_limit: total.unwrap_or(config.server_concurrency_limit),
+                ..*config
+            };
+            limiters.apply_fairness(now, config, files, reads_cluster)
         }
-        AdmissionConfig::MaxInFlight(config) => limiters.apply_max_in_flight(now, *config),
+        AdmissionConfig::MaxInFlight(config) => {
+            let config = total.map_or(*config, MaxInFlightConfig::divided);
+            limiters.apply_max_in_flight(now, config)
+        }
     }
 }
 

@@ -78,6 +78,7 @@ impl Permanent {
         let own_calls = OwnCalls::start(
             config,
             &drain,
+            &limiters,
             &config_status,
             &upstream_metrics,
             registry,

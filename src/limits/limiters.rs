@@ -97,6 +97,19 @@ impl KeptLimiters {
         }
     }
 
+    /// Puts the totals and shares in force.
+    fn resize(&self, now: Instant) {
+        match (self.totals, &self.fairness, &self.max_in_flight) {
+            (Some(Totals::Fairness(total)), Some(live), _) => {
+                live.controller().resize(now, self.seats(total));
+            }
+            (Some(Totals::MaxInFlight(config)), _, Some(limiter)) => {
+                limiter.set_limits(self.slots(config));
+            }
+            _ => {}
+        }
+    }
+
     /// Leaves the reserved seats to the processes before this one.
     fn apply_reserved(&self, now: Instant) {
         let HeldSeats {
@@ -217,15 +230,19 @@ impl Limiters {
             return;
         }
         kept.shares = shares;
-        match (kept.totals, &kept.fairness, &kept.max_in_flight) {
-            (Some(Totals::Fairness(total)), Some(live), _) => {
-                live.controller().resize(now, kept.seats(total));
-            }
-            (Some(Totals::MaxInFlight(config)), _, Some(limiter)) => {
-                limiter.set_limits(kept.slots(config));
-            }
-            _ => {}
-        }
+        kept.resize(now);
+    }
+
+    /// Changes the total of the mode in force, of all replicas, in seats. Max-in-flight has a third
+    /// of it for mutating requests, as the defaults of kube-apiserver's flags do. Requests that wait
+    /// or execute keep their places.
+    pub(crate) fn set_total(&self, now: Instant, total: u32) {
+        let mut kept = self.kept.lock();
+        kept.totals = kept.totals.map(|totals| match totals {
+            Totals::Fairness(_) => Totals::Fairness(total),
+            Totals::MaxInFlight(_) => Totals::MaxInFlight(MaxInFlightConfig::divided(total)),
+        });
+        kept.resize(now);
     }
 
     /// Puts priority and fairness in force, with the objects of these files. The cluster's objects

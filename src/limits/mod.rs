@@ -9,6 +9,7 @@ pub(crate) mod admission;
 pub(crate) mod limiters;
 pub mod memory_limit;
 pub(crate) mod rejection;
+pub mod total_finder;
 pub mod upgrade_rate;
 
 pub use admission::{Admission, Permit};

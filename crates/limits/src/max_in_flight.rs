@@ -27,6 +27,19 @@ pub struct MaxInFlightConfig {
     pub mutating: InFlightLimit,
 }
 
+impl MaxInFlightConfig {
+    /// This total, of which a third is for mutating requests: 400 and 200 of 600, kube-apiserver's
+    /// defaults.
+    #[must_use]
+    pub fn divided(total: u32) -> Self {
+        let mutating = (total / 3).max(1);
+        Self {
+            read_only: total.saturating_sub(mutating).max(1).into(),
+            mutating: mutating.into(),
+        }
+    }
+}
+
 /// The limit of one request kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InFlightLimit {

@@ -4,3 +4,4 @@
 mod denials;
 pub(super) mod flowcontrol;
 pub(super) mod object_counts;
+pub(crate) mod total;

@@ -68,9 +68,7 @@ impl ConfigurationCheck {
         };
         let limits = &args.proxy.limits;
         Scope {
-            server_concurrency_limit: limits
-                .max_requests_inflight
-                .saturating_add(limits.max_mutating_requests_inflight),
+            server_concurrency_limit: limits.inflight().into_iter().fold(0, u32::saturating_add),
             has_unknown_objects: match limits.flowcontrol_source {
                 FlowcontrolSource::Auto => self
                     .has_credentials

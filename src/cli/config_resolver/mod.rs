@@ -14,6 +14,7 @@ mod serving;
 pub(crate) mod single_file;
 mod upstream;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -26,8 +27,10 @@ use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::config_resolver::memory::default_memory_limit;
 use crate::cli::flags::origin::ConfigOrigin;
+use crate::cli::flags::replica_args::{ReplicaArgs, ReplicaMembership};
 use crate::cli::flags::{
-    FlowcontrolSource, IdentityArgs, LimitArgs, OperationArgs, ProxyArgs, ServeArgs, origin,
+    FlowcontrolSource, IdentityArgs, InflightArg, LimitArgs, OperationArgs, ProxyArgs, ServeArgs,
+    origin,
 };
 use crate::config;
 use crate::config::Config;
@@ -219,6 +222,7 @@ impl FlagResolver {
         let server = self.resolve_upstream(&upstream, &limits, connection_budget);
         let credentials = server.as_ref().map(|(_, credentials)| credentials);
         let admission = self.resolve_cluster_source(admission, &limits, &upstream, credentials);
+        self.check_auto_total(&limits, &origin.given, &replicas);
         let replicas = self.resolve_replicas(&replicas, credentials);
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
@@ -236,6 +240,8 @@ impl FlagResolver {
             rates: rates?,
             shared_limits: shared_limits?,
             admission: admission?,
+            is_auto_total: limits.is_auto_total(),
+            total_finder: limits.auto_total,
             replicas,
             request_timeout: limits.request_timeout,
             rejections: limits.rejections,
@@ -292,7 +298,38 @@ impl FlagResolver {
         }
     }
 
+    /// Adds an error where weir cannot find the total by itself.
+    fn check_auto_total(
+        &mut self,
+        limits: &LimitArgs,
+        given: &BTreeMap<String, Value>,
+        replicas: &ReplicaArgs,
+    ) {
+        const MUTATING: &str = "max-mutating-requests-inflight";
+        let is_auto = limits.is_auto_total();
+        let is_other_auto = limits.max_mutating_requests_inflight == InflightArg::Auto;
+        if is_other_auto && !is_auto {
+            self.add(
+                MUTATING,
+                "auto only together with --max-requests-inflight=auto",
+            );
+        }
+        if is_auto && !is_other_auto && given.contains_key(&origin::camel_case(MUTATING)) {
+            self.add(
+                MUTATING,
+                "not together with --max-requests-inflight=auto, which finds both",
+            );
+        }
+        if is_auto && replicas.replica_membership == ReplicaMembership::Leases {
+            self.add(
+                "max-requests-inflight",
+                "auto not together with --replica-membership=leases: replicas divide a number",
+            );
+        }
+    }
+
     fn resolve_limits(&mut self, limits: &LimitArgs) -> Option<config::AdmissionConfig> {
+        let [read_only, mutating] = limits.inflight();
         if !limits.enable_priority_and_fairness {
             if limits.flowcontrol_enforcement == Enforcement::DryRun {
                 self.add("flowcontrol-enforcement", NEEDS_FAIRNESS);
@@ -305,14 +342,12 @@ impl FlagResolver {
             }
             return Some(config::AdmissionConfig::MaxInFlight(
                 max_in_flight::MaxInFlightConfig {
-                    read_only: limits.max_requests_inflight.into(),
-                    mutating: limits.max_mutating_requests_inflight.into(),
+                    read_only: read_only.into(),
+                    mutating: mutating.into(),
                 },
             ));
         }
-        let total = limits
-            .max_requests_inflight
-            .saturating_add(limits.max_mutating_requests_inflight);
+        let total = read_only.saturating_add(mutating);
         if total == 0 {
             self.add(
                 "max-requests-inflight",

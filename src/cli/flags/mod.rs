@@ -23,6 +23,7 @@ use crate::cli::flags::shared_limit_args::SharedLimitArgs;
 use crate::config::ShutdownConfig;
 use crate::flag_values::{parse_duration, parse_memory_limit, parse_request_timeout};
 use crate::flowcontrol::controller::Enforcement;
+use crate::limits::total_finder::AutoTotalConfig;
 use crate::pipeline::dependencies::TransferConfig;
 use crate::pipeline::reject::delay::RejectionDelayConfig;
 use crate::server::settings::{ConnectionConfig, TrustedProxyConfig};
@@ -271,13 +272,17 @@ pub(crate) struct IdentityArgs {
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
     /// With priority and fairness (the default) it and --max-mutating-requests-inflight are added up to the total number of
-    /// seats. Without, the most read-only requests (get, list) in flight; 0 is no limit then.
-    #[arg(long, value_name = "N", default_value_t = 400)]
-    pub(crate) max_requests_inflight: u32,
+    /// seats. Without, the most read-only requests (get, list) in flight; 0 is no limit then. auto: weir finds the total by itself
+    /// (--target-latency), and --max-mutating-requests-inflight is not given or auto, too.
+    #[arg(long, value_name = "N", default_value = "400", value_parser = parse_inflight)]
+    pub(crate) max_requests_inflight: InflightArg,
     /// With priority and fairness (the default) it and --max-requests-inflight are added up to the total number of seats.
     /// Without, the most mutating requests in flight; 0 is no limit then.
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub(crate) max_mutating_requests_inflight: u32,
+    #[arg(long, value_name = "N", default_value = "200", value_parser = parse_inflight)]
+    pub(crate) max_mutating_requests_inflight: InflightArg,
+    /// How weir finds the total by itself.
+    #[command(flatten)]
+    pub(crate) auto_total: AutoTotalConfig,
     /// With priority and fairness: how often weir reads the number and size of objects from the API server's /metrics, with its own
     /// credentials; 0s turns it off. Without these figures, weir counts what is listed through it by lists of one object (?limit=1),
     /// if it may list, and otherwise by the lists and watches that pass through.
@@ -352,6 +357,49 @@ pub(crate) struct LimitArgs {
     /// watches have others, as many as they need (at most a quarter of the open-file limit, with all else that lasts).
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) upstream_max_connections: u32,
+}
+
+impl LimitArgs {
+    /// Whether weir finds the total by itself.
+    pub(crate) fn is_auto_total(&self) -> bool {
+        self.max_requests_inflight == InflightArg::Auto
+    }
+
+    /// The read-only and the mutating requests that may be in flight: kube-apiserver's defaults where
+    /// weir finds them by itself.
+    pub(crate) const fn inflight(&self) -> [u32; 2] {
+        [
+            self.max_requests_inflight.number_or(400),
+            self.max_mutating_requests_inflight.number_or(200),
+        ]
+    }
+}
+
+/// The value of `--max-requests-inflight` and `--max-mutating-requests-inflight`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InflightArg {
+    /// weir finds it by itself.
+    Auto,
+    /// This many.
+    Number(u32),
+}
+
+impl InflightArg {
+    /// The number; `default` where weir finds one by itself.
+    pub(crate) const fn number_or(self, default: u32) -> u32 {
+        match self {
+            Self::Auto => default,
+            Self::Number(number) => number,
+        }
+    }
+}
+
+fn parse_inflight(text: &str) -> Result<InflightArg, String> {
+    if text == "auto" {
+        return Ok(InflightArg::Auto);
+    }
+    let number = text.parse().map(InflightArg::Number);
+    number.map_err(|_| "give a number, or auto".to_owned())
 }
 
 /// Where flow schemas and priority levels come from, besides files.

@@ -44,6 +44,8 @@ pub(crate) struct StatusSnapshot {
     pub(crate) rejections: BTreeMap<String, u64>,
     /// The mode in which weir limits concurrent requests.
     pub(crate) mode: AdmissionMode,
+    /// The total that weir finds by itself. `None` if it is a number of the configuration.
+    pub(crate) total: Option<TotalStatus>,
     /// `--flowcontrol-enforcement=DryRun`: all requests execute at once, and the numbers of levels
     /// are those of a simulation.
     pub(crate) dry_run: bool,
@@ -62,6 +64,24 @@ pub(crate) struct StatusSnapshot {
     pub(crate) connections: ConnectionsStatus,
     /// The top talkers by window and dimension.
     pub(crate) talkers: Vec<TopTalkersStatus>,
+}
+
+/// The total that weir finds by itself (`--max-requests-inflight=auto`).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct TotalStatus {
+    /// In seats.
+    pub(crate) seats: u32,
+    /// The most that it may be, in seats.
+    pub(crate) most: u32,
+    /// The API server's own seats, if it publishes them.
+    pub(crate) server_seats: Option<u64>,
+    /// What a small read took inside the API server under load, last, in milliseconds.
+    pub(crate) read_ms: Option<f64>,
+    /// What it may take, in milliseconds.
+    pub(crate) target_ms: f64,
+    /// Why the total changed last.
+    pub(crate) reason: String,
 }
 
 /// The flow schemas and priority levels in force.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 
@@ -11,6 +11,7 @@ use crate::drain::Drain;
 use crate::flowcontrol::level;
 use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
 use crate::limits::Admission;
+use crate::limits::total_finder::{FoundTotal, TotalFinder};
 use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
@@ -19,7 +20,7 @@ use crate::observe::status::snapshot::{
     AdmissionMode, ConnectionsStatus, FailureStatus, FlowcontrolObjectStatus, FlowcontrolStatus,
     HoldsStatus, LevelKind, LevelStatus, OtherReplicaStatus, QueueWaitStatus, ReplicaPoolStatus,
     ReplicasStatus, RequestsStatus, ServerStatus, SlotHolderStatus, SlotsStatus, StatusSnapshot,
-    UpstreamStatus,
+    TotalStatus, UpstreamStatus,
 };
 use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::reject::delay::RejectionDelay;
@@ -65,6 +66,8 @@ pub(crate) struct StatusSources {
     pub(crate) upstream: Arc<upstream::UpstreamMetrics>,
     /// Slots for requests to the API server, and what uses them.
     pub(crate) connection_budget: ConnectionBudget,
+    /// The total, while weir finds it by itself.
+    pub(crate) total: Arc<TotalFinder>,
     /// Requests by outcome.
     pub(crate) outcomes: Arc<OutcomeCounts>,
     /// The top talkers.
@@ -133,6 +136,7 @@ impl StatusSources {
             },
             rejections,
             mode,
+            total: self.total.found().map(total_status),
             dry_run,
             would_be_rejections,
             levels,
@@ -275,6 +279,18 @@ fn server_status(state: ServerSnapshot) -> ServerStatus {
         long_running: saturating_u64(state.long_running),
         requests: state.requests,
         ejections: state.ejections,
+    }
+}
+
+fn total_status(found: FoundTotal) -> TotalStatus {
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    TotalStatus {
+        seats: found.total,
+        most: found.most,
+        server_seats: found.server_seats,
+        read_ms: found.median.map(milliseconds),
+        target_ms: milliseconds(found.target),
+        reason: found.reason.to_owned(),
     }
 }
 

@@ -192,7 +192,7 @@ impl RequestHistograms {
 }
 
 /// What the API server's own limits reject.
-fn limit_rejections(registry: &Registry) -> IntCounter {
+pub(crate) fn limit_rejections(registry: &Registry) -> IntCounter {
     registry.counter(
         "weir_upstream_limit_rejections_total",
         "Requests that the API server's own limits rejected (429 in plain text). What a disruption budget or an admission plugin refuses with 429 is not among them.",

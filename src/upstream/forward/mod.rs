@@ -3,6 +3,7 @@
 pub(crate) mod api_server_client;
 pub(crate) mod endpoint_slices;
 pub(crate) mod external_client;
+pub(crate) mod latency_probe;
 pub(crate) mod send;
 pub(crate) mod server_pools;
 pub(crate) mod server_probes;

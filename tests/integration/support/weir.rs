@@ -15,6 +15,7 @@ use weir::config::{AdmissionConfig, Config, FlowcontrolConfig};
 use weir::flowcontrol::controller::{ControllerConfig, Enforcement};
 use weir::identity::TokenFile;
 use weir::identity::request_header::IdentityHeaders;
+use weir::limits::total_finder::AutoTotalConfig;
 use weir::observe::admin::zpages::EffectiveConfig;
 use weir::pipeline::dependencies::TransferConfig;
 use weir::pipeline::reject::delay::RejectionDelayConfig;
@@ -102,6 +103,8 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             read_only: 0.into(),
             mutating: 0.into(),
         }),
+        is_auto_total: false,
+        total_finder: AutoTotalConfig::default(),
         request_timeout: Duration::from_secs(60),
         rejections: RejectionDelayConfig {
             rejection_hold: Duration::ZERO,

@@ -6,6 +6,7 @@
 //! | `apiserver_resource_objects{group, resource}` | 1.34 | the number of objects |
 //! | `apiserver_resource_size_estimate_bytes{group, resource}` | 1.34 | of all of them together |
 //! | `apiserver_storage_objects{resource}` | gone after 1.36 | the same, by `resource.group` |
+//! | `apiserver_flowcontrol_nominal_limit_seats{priority_level}` | 1.26 | the seats of a level |
 //!
 //! kube-apiserver's own estimates use these values. Each is -1 where it is unknown. A large server
 //! has tens of MB of metrics. The parser keeps no more than a line that begins like one of these.
@@ -20,6 +21,13 @@ const MAX_RESOURCES: usize = 4096;
 const OBJECTS_PREFIX: &str = "apiserver_resource_objects{";
 const SIZES_PREFIX: &str = "apiserver_resource_size_estimate_bytes{";
 const STORAGE_OBJECTS_PREFIX: &str = "apiserver_storage_objects{";
+const NOMINAL_SEATS_PREFIX: &str = "apiserver_flowcontrol_nominal_limit_seats{";
+const PREFIXES: [&str; 4] = [
+    OBJECTS_PREFIX,
+    SIZES_PREFIX,
+    STORAGE_OBJECTS_PREFIX,
+    NOMINAL_SEATS_PREFIX,
+];
 
 /// The count and size of one resource by kube-apiserver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +55,7 @@ enum TotalSize {
 pub struct ResourceMetrics {
     /// By `resource.group`, as `GroupResource.String` writes it.
     resources: HashMap<Box<str>, ResourceSeries>,
+    nominal_seats: Option<u64>,
     line: Vec<u8>,
     /// Whether the current line is skipped, because it does not begin like one of these.
     skips_line: bool,
@@ -88,6 +97,12 @@ impl ResourceMetrics {
         })
     }
 
+    /// The nominal seats of all levels of the server together. `None` if it reports none.
+    #[must_use]
+    pub const fn nominal_seats(&self) -> Option<u64> {
+        self.nominal_seats
+    }
+
     fn feed_line_part(&mut self, part: &[u8]) {
         if self.skips_line {
             return;
@@ -99,10 +114,7 @@ impl ResourceMetrics {
             let length = name.len().min(self.line.len());
             self.line.get(..length) == name.as_bytes().get(..length)
         };
-        self.skips_line = part.len() > room
-            || ![OBJECTS_PREFIX, SIZES_PREFIX, STORAGE_OBJECTS_PREFIX]
-                .into_iter()
-                .any(begins);
+        self.skips_line = part.len() > room || !PREFIXES.into_iter().any(begins);
         if self.skips_line {
             self.line.clear();
         }
@@ -128,6 +140,11 @@ impl ResourceMetrics {
             let (_, resource) = parse_labels(labels)?;
             let count = &mut self.series_mut(resource.to_owned())?.count;
             *count = count.or(to_count(value));
+            return Some(());
+        }
+        if labels.starts_with(NOMINAL_SEATS_PREFIX) {
+            let seats = self.nominal_seats.get_or_insert_default();
+            *seats = seats.saturating_add(to_count(value)?);
             return Some(());
         }
         let is_count = labels.starts_with(OBJECTS_PREFIX);
@@ -181,6 +198,20 @@ fn to_count(value: f64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_nominal_seats_of_all_levels_are_added_up() {
+        let text = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"system\"} 73\n\
+                    apiserver_flowcontrol_nominal_limit_seats{priority_level=\"exempt\"} 0\n\
+                    apiserver_flowcontrol_current_limit_seats{priority_level=\"system\"} 99\n\
+                    apiserver_flowcontrol_nominal_limit_seats{priority_level=\"catch-all\"} 1.3e+01\n";
+        let mut metrics = ResourceMetrics::default();
+        assert_eq!(metrics.nominal_seats(), None);
+        for piece in text.as_bytes().chunks(7) {
+            metrics.feed(piece);
+        }
+        assert_eq!(metrics.nominal_seats(), Some(86));
+    }
 
     const METRICS: &str = r#"# HELP apiserver_resource_objects [ALPHA] Number of stored objects
 # TYPE apiserver_resource_objects gauge

@@ -16,6 +16,7 @@ use crate::app::cluster::denials;
 use crate::app::cluster::denials::Denials;
 use crate::app::cluster::object_counts::list_counter::ListCounter;
 use crate::flowcontrol::controller::Controller;
+use crate::limits::total_finder::TotalFinder;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use weir_base::clock::Clock;
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
@@ -36,6 +37,7 @@ const DENIAL_RETRY: Duration = Duration::from_secs(2);
 pub(crate) struct ObjectCountPolls {
     calls: ApiServerClient,
     controller: Arc<Controller>,
+    finder: Arc<TotalFinder>,
     /// Zero pauses the polls.
     period: watch::Receiver<Duration>,
 }
@@ -56,11 +58,13 @@ impl ObjectCountPolls {
     pub(crate) const fn new(
         calls: ApiServerClient,
         controller: Arc<Controller>,
+        finder: Arc<TotalFinder>,
         period: watch::Receiver<Duration>,
     ) -> Self {
         Self {
             calls,
             controller,
+            finder,
             period,
         }
     }
@@ -140,6 +144,7 @@ impl ObjectCountPolls {
             Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
                 denials.reset();
                 self.controller.record_server_counts(&metrics);
+                self.finder.record_server_seats(metrics.nominal_seats());
                 if metrics.counts().next().is_some() {
                     PollOutcome::Counted
                 } else {

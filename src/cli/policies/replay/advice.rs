@@ -60,8 +60,8 @@ pub(super) struct Advised<'a> {
 pub(super) fn kept_settings(serve: &ServeArgs) -> KeptSettings {
     let limits = &serve.proxy.limits;
     let mut settings = KeptSettings::new(InFlightFlags {
-        max_requests_inflight: limits.max_requests_inflight,
-        max_mutating_requests_inflight: limits.max_mutating_requests_inflight,
+        max_requests_inflight: limits.inflight()[0],
+        max_mutating_requests_inflight: limits.inflight()[1],
     });
     settings.event_groups = limits.event_rate_limit_groups.into();
     settings.keep(serve.proxy.origin.given.clone());

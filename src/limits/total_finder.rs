@@ -1,0 +1,309 @@
+//! The total that weir finds by itself (`--max-requests-inflight=auto`), and what operators see of
+//! it. [`auto_total`](weir_limits::auto_total) decides.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use parking_lot::Mutex;
+use prometheus::{Histogram, IntGauge};
+use tracing::info;
+
+use crate::flag_values;
+use crate::flag_values::{parse_positive_duration, parse_share};
+use crate::limits::limiters::Limiters;
+use weir_base::metrics::Registry;
+use weir_flowcontrol::fairqueuing::queue_set::Queuing;
+use weir_kubernetes::numeric::saturating_u32;
+use weir_limits::auto_total::{AutoTotal, Signal, TotalChange};
+
+/// kube-apiserver's default of both limits together, where it publishes none.
+const DEFAULT_SERVER_SEATS: u64 = 600;
+
+/// The least seats of a priority level: fewer, and one slow request holds up a level.
+const LEAST_SEATS_OF_LEVEL: u32 = 5;
+
+/// The least change that is logged.
+const LOGGED_CHANGE: f64 = 1.2;
+
+/// Upper bounds in seconds: from a read in the same data centre to what nobody waits for.
+const BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 2.0];
+
+/// How weir finds its total.
+#[derive(Args, Clone, Copy, Debug, PartialEq)]
+pub struct AutoTotalConfig {
+    /// With --max-requests-inflight=auto: how long an urgent small read may take inside the API server while weir sends it as much
+    /// as it admits. weir's total follows from it: it reads the Namespace default five times a second (without credentials
+    /// /livez/ping) while more than half of the total is in use. Three times the time of such a read without load where that is
+    /// more, as in front of a cluster that is far away.
+    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = parse_positive_duration)]
+    pub target_latency: Duration,
+    /// With --max-requests-inflight=auto: the share of the API server's own seats that weir's total never exceeds, so that requests
+    /// queue in weir and not there. weir reads its seats from its /metrics; where it may not, they count as 600.
+    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = parse_share)]
+    pub server_limit_share: f64,
+}
+
+impl Default for AutoTotalConfig {
+    fn default() -> Self {
+        flag_values::defaults()
+    }
+}
+
+/// The total, and what it was found from.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundTotal {
+    /// In seats.
+    pub(crate) total: u32,
+    /// The most that it may be, in seats.
+    pub(crate) most: u32,
+    /// The seats of the API server itself, if it publishes them.
+    pub(crate) server_seats: Option<u64>,
+    /// What a small read took under load, last.
+    pub(crate) median: Option<Duration>,
+    /// What it may take.
+    pub(crate) target: Duration,
+    /// Why the total changed last.
+    pub(crate) reason: &'static str,
+}
+
+/// Finds the total while it is switched on.
+#[derive(Debug)]
+pub(crate) struct TotalFinder {
+    limiters: Arc<Limiters>,
+    /// Locked for one step. Nothing is awaited under it.
+    state: Mutex<State>,
+    most: IntGauge,
+    probes: Histogram,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None` while the total is configured.
+    auto: Option<(AutoTotal, AutoTotalConfig)>,
+    /// The seats of one API server.
+    seats_of_server: Option<u64>,
+    /// The number of API servers, if it was found out.
+    servers: Option<u64>,
+    /// The number of priority levels that have seats, if it was found out.
+    levels: u32,
+    reason: &'static str,
+    logged: u32,
+}
+
+impl State {
+    /// The seats of all API servers together, if they publish them.
+    fn server_seats(&self) -> Option<u64> {
+        let seats = self.seats_of_server?;
+        Some(seats.saturating_mul(self.servers.unwrap_or(1)))
+    }
+
+    /// The least and the greatest total.
+    fn bounds(&self, config: AutoTotalConfig) -> (u32, u32) {
+        let seats = saturating_u32(self.server_seats().unwrap_or(DEFAULT_SERVER_SEATS));
+        let least = self.levels.saturating_mul(LEAST_SEATS_OF_LEVEL).max(1);
+        (least, share_of(seats, config.server_limit_share).max(least))
+    }
+}
+
+#[expect(
+    clippy::as_conversions,
+    reason = "there is no other conversion; a share of a u32 fits into one"
+)]
+fn share_of(seats: u32, share: f64) -> u32 {
+    (f64::from(seats) * share) as u32
+}
+
+impl TotalFinder {
+    /// A finder that is switched off.
+    pub(crate) fn new(limiters: &Arc<Limiters>, registry: &Registry) -> Arc<Self> {
+        Arc::new(Self {
+            limiters: Arc::clone(limiters),
+            state: Mutex::default(),
+            most: registry.gauge(
+                "weir_auto_total_bound_seats",
+                "The most that the total may be with --max-requests-inflight=auto: what the API server publishes of its own seats, times --server-limit-share. 0 if the total is a number.",
+            ),
+            probes: registry.histogram(
+                "weir_server_probe_seconds",
+                "How long a small read of weir's own takes inside the API server while more than half of the total is in use, with --max-requests-inflight=auto.",
+                &BUCKETS,
+            ),
+        })
+    }
+
+    /// Switches the finder on or off. Returns the total that is in force with `Some`.
+    pub(crate) fn configure(&self, now: Instant, config: Option<AutoTotalConfig>) -> Option<u32> {
+        let mut state = self.state.lock();
+        let Some(config) = config else {
+            state.auto = None;
+            self.most.set(0);
+            return None;
+        };
+        let bounds = state.bounds(config);
+        if let Some((auto, configured)) = &mut state.auto {
+            auto.configure(config.target_latency, bounds);
+            *configured = config;
+        } else {
+            let auto = AutoTotal::new(config.target_latency, bounds, now);
+            state.logged = auto.total();
+            state.reason = "the start: as much as there may be";
+            state.auto = Some((auto, config));
+        }
+        self.most.set(bounds.1.into());
+        state.auto.as_ref().map(|(auto, _)| auto.total())
+    }
+
+    /// Records the seats that an API server publishes as its own.
+    pub(crate) fn record_server_seats(&self, seats: Option<u64>) {
+        let mut state = self.state.lock();
+        if state.seats_of_server != seats && state.auto.is_some() {
+            info!(seats, "the API server's own seats bound the total");
+        }
+        state.seats_of_server = seats;
+    }
+
+    /// Records the number of API servers.
+    pub(crate) fn record_servers(&self, servers: u64) {
+        self.state.lock().servers = Some(servers);
+    }
+
+    /// Follows the bounds, which depend on the API server's seats and on the number of levels.
+    pub(crate) fn follow_bounds(&self, now: Instant) {
+        let levels = self.limiters.flowcontrol().map_or(0, |live| {
+            let levels = live.controller().summaries().into_iter();
+            let seats = levels.filter_map(|level| level.seats);
+            saturating_u32(
+                seats
+                    .filter(|seats| seats.spec.queuing != Queuing::Exempt)
+                    .count(),
+            )
+        });
+        let mut state = self.state.lock();
+        let Some(config) = state.auto.as_ref().map(|(_, config)| *config) else {
+            return;
+        };
+        state.levels = levels;
+        let bounds = state.bounds(config);
+        let Some((auto, _)) = &mut state.auto else {
+            return;
+        };
+        let from = auto.total();
+        auto.configure(config.target_latency, bounds);
+        let to = auto.total();
+        self.most.set(bounds.1.into());
+        if from != to {
+            let reason = "the bounds have changed";
+            self.apply(&mut state, now, TotalChange { from, to, reason });
+        }
+    }
+
+    /// Records that requests wait for a seat, or were rejected for want of one.
+    pub(crate) fn record_limiting(&self) {
+        if let Some((auto, _)) = &mut self.state.lock().auto {
+            auto.record_limiting();
+        }
+    }
+
+    /// Takes a signal in, and changes the total if it says so.
+    pub(crate) fn record(&self, now: Instant, signal: Signal) {
+        if let Signal::Loaded(time) = signal {
+            self.probes.observe(time.as_secs_f64());
+        }
+        let mut state = self.state.lock();
+        let Some((auto, _)) = &mut state.auto else {
+            return;
+        };
+        if let Some(change) = auto.record(now, signal) {
+            self.apply(&mut state, now, change);
+        }
+    }
+
+    fn apply(&self, state: &mut State, now: Instant, change: TotalChange) {
+        let TotalChange { to, reason, .. } = change;
+        state.reason = reason;
+        self.limiters.set_total(now, to);
+        let (logged, total) = (f64::from(state.logged.max(1)), f64::from(to.max(1)));
+        if total > logged * LOGGED_CHANGE || total < logged / LOGGED_CHANGE {
+            let median = state.auto.as_ref().and_then(|(auto, _)| auto.median());
+            let read_ms = median.map(|time| time.as_millis());
+            info!(
+                from = state.logged,
+                to, read_ms, reason, "the total has changed"
+            );
+            state.logged = to;
+        }
+    }
+
+    /// The total, while it is found.
+    pub(crate) fn found(&self) -> Option<FoundTotal> {
+        let state = self.state.lock();
+        let (auto, config) = state.auto.as_ref()?;
+        let (_, most) = state.bounds(*config);
+        Some(FoundTotal {
+            total: auto.total(),
+            most,
+            server_seats: state.server_seats(),
+            median: auto.median(),
+            target: auto.target(),
+            reason: state.reason,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flowcontrol::controller::{ControllerConfig, Enforcement};
+    use weir_base::clock::Clock;
+    use weir_limits::auto_total::Overload;
+
+    #[test]
+    fn the_defaults_are_those_of_the_flags() {
+        let AutoTotalConfig {
+            target_latency,
+            server_limit_share,
+        } = AutoTotalConfig::default();
+        assert_eq!(target_latency, Duration::from_millis(100));
+        assert!((server_limit_share - 0.9).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_total_follows_the_server_its_bounds_and_the_configuration() {
+        let registry = Registry::new();
+        let limiters = Arc::new(Limiters::new(&registry));
+        let finder = TotalFinder::new(&limiters, &registry);
+        let now = Clock.now();
+        let config = AutoTotalConfig::default();
+        let total = finder.configure(now, Some(config)).unwrap();
+        assert_eq!(total, 540, "0.9 of kube-apiserver's 600");
+        let fairness = ControllerConfig {
+            server_concurrency_limit: total,
+            request_timeout: Duration::from_secs(60),
+            enforcement: Enforcement::Enforce,
+            consistent_reads_from_cache: true,
+        };
+        limiters.apply_fairness(now, fairness, Vec::new(), false);
+        let in_force = || limiters.pools()[0].total;
+        finder.record_server_seats(Some(100));
+        finder.follow_bounds(now);
+        assert_eq!((in_force(), finder.found().unwrap().most), (90, 90));
+        let overload = Signal::Overload(Overload::Rejected);
+        finder.record(now + Duration::from_secs(2), overload);
+        assert_eq!((in_force(), finder.found().unwrap().total), (63, 63));
+        finder.record_server_seats(Some(10));
+        finder.follow_bounds(now);
+        assert_eq!(
+            in_force(),
+            35,
+            "five for each of the seven levels that have seats"
+        );
+        assert_eq!(
+            finder.configure(now, Some(config)),
+            Some(35),
+            "a reload keeps it"
+        );
+        assert_eq!(finder.configure(now, None), None);
+        assert!(finder.found().is_none());
+    }
+}
