@@ -140,8 +140,8 @@ impl Observers {
         let spans = if self.tracing == tracing {
             self.spans.clone()
         } else {
-            let start = |tracing| Arc::new(SpanProcessor::start(tracing, tracings));
-            tracing.clone().map(start)
+            let start = |tracing| SpanProcessor::start(tracing, tracings).map(Arc::new);
+            tracing.clone().and_then(start)
         };
         Ok(Self {
             audit_log,

@@ -10,7 +10,6 @@ pub mod info_metrics;
 pub mod logging;
 pub mod process_metrics;
 pub mod readiness;
-#[cfg_attr(not(feature = "otlp"), path = "spans/disabled.rs")]
 pub mod spans;
 pub(crate) mod status;
 pub mod top_talkers;
