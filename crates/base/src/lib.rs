@@ -9,6 +9,7 @@
 )]
 
 pub mod clock;
+pub mod generational_map;
 pub mod hash_keys;
 pub mod metrics;
 pub mod samples;
