@@ -4,7 +4,7 @@
 pub mod admin;
 pub mod alarms;
 pub mod audit;
-mod bounded_queue;
+mod background_writer;
 mod client_text;
 pub mod info_metrics;
 pub mod logging;
