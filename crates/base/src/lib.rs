@@ -9,6 +9,7 @@
 )]
 
 pub mod clock;
+pub mod columns;
 pub mod generational_map;
 pub mod hash_keys;
 pub mod metrics;
