@@ -115,8 +115,8 @@ impl Observers {
         let spans = match earlier.filter(|earlier| earlier.tracing == tracing) {
             Some(earlier) => earlier.spans.clone(),
             None => {
-                let start = |tracing| Arc::new(SpanProcessor::start(tracing, metrics));
-                tracing.clone().map(start)
+                let start = |tracing| SpanProcessor::start(tracing, metrics).map(Arc::new);
+                tracing.clone().and_then(start)
             }
         };
         Ok(Self {

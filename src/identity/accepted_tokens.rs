@@ -7,11 +7,11 @@
 //! stored, never tokens. The number is bounded: the last `GENERATION_SIZE` to twice as many
 //! tokens. This decides which connection a request uses, never which user it is from.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::fmt;
 
-use crate::identity::generational_map::GenerationalMap;
 use crate::identity::token_hash::TokenHash;
+use weir_base::generational_map::GenerationalMap;
 
 /// The number of tokens in a generation. The older generation is dropped when the newer one is
 /// full. The value is above the 5,000 tokens a second that Kubernetes names as its scalability
@@ -21,7 +21,7 @@ const GENERATION_SIZE: usize = 8192;
 /// Tokens that the upstream has accepted.
 pub(crate) struct AcceptedTokens {
     /// Locked for a lookup or an insertion only.
-    hashes: Mutex<GenerationalMap<()>>,
+    hashes: Mutex<GenerationalMap<TokenHash, ()>>,
 }
 
 impl Default for AcceptedTokens {
@@ -36,27 +36,23 @@ impl AcceptedTokens {
     /// Whether the upstream has accepted the token.
     #[must_use]
     pub(crate) fn contains(&self, token_hash: TokenHash) -> bool {
-        self.lock_hashes().get(token_hash).is_some()
+        self.hashes.lock().get(token_hash).is_some()
     }
 
     /// Records whether the upstream accepted the token.
     pub(crate) fn record(&self, token_hash: TokenHash, accepted: bool) {
-        let mut hashes = self.lock_hashes();
+        let mut hashes = self.hashes.lock();
         if !accepted {
             hashes.remove(token_hash);
         } else if hashes.get(token_hash).is_none() {
             hashes.insert(token_hash, (), 0);
         }
     }
-
-    fn lock_hashes(&self) -> MutexGuard<'_, GenerationalMap<()>> {
-        self.hashes.lock()
-    }
 }
 
 impl fmt::Debug for AcceptedTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AcceptedTokens({})", self.lock_hashes().len())
+        write!(f, "AcceptedTokens({})", self.hashes.lock().count())
     }
 }
 
@@ -88,6 +84,6 @@ mod tests {
             tokens.record(hash(token), true);
             assert!(tokens.contains(used));
         }
-        assert!(tokens.lock_hashes().len() <= 2 * GENERATION_SIZE);
+        assert!(tokens.hashes.lock().count() <= 2 * GENERATION_SIZE);
     }
 }

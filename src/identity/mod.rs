@@ -16,7 +16,6 @@
 pub(crate) mod accepted_tokens;
 pub(crate) mod bearer_token;
 pub mod client_certificate;
-mod generational_map;
 pub mod impersonation;
 pub mod jwt;
 pub mod request_header;

@@ -7,7 +7,8 @@
 //! second had as many of them executing as all connections have streams, and the requests of others
 //! waited for the API server behind them. A client that lets its requests finish never waits here.
 //!
-//! Nothing is awaited under the lock.
+//! Requesters take no turns, since each waits for its own abandoned requests only. Nothing is awaited
+//! under the lock.
 //!
 //! Measured with a client that resets ten thousand requests a second, and an API server that takes
 //! 150 µs for each: 1,000 to 1,400 abandoned requests were executing, and another user's median was

@@ -4,13 +4,12 @@
 pub mod admin;
 pub mod alarms;
 pub mod audit;
-mod bounded_queue;
+mod background_writer;
 mod client_text;
 pub mod info_metrics;
 pub mod logging;
 pub mod process_metrics;
 pub mod readiness;
-#[cfg_attr(not(feature = "otlp"), path = "spans/disabled.rs")]
 pub mod spans;
 pub(crate) mod status;
 pub mod top_talkers;

@@ -6,6 +6,10 @@
 //! the CPU, and the handshakes of other clients would time out. The limiter serves the addresses
 //! round robin. It is pure.
 //!
+//! The turns are not those of [`round_robin`](weir_limits::throttling::round_robin), where each key
+//! with items has one: an address with as many handshakes as it may have is without a turn, and has
+//! the last one when a handshake of its ends.
+//!
 //! A slot is for CPU work: a silent connection takes none, and a slot is released after a second.
 
 use std::collections::{HashMap, VecDeque};

@@ -55,7 +55,7 @@ impl HashKey {
     }
 }
 
-/// A hasher that returns its input: a hash already, of 64 or 128 bits.
+/// A hasher whose input is a hash already, of 64 or 128 bits.
 #[derive(Debug, Default)]
 pub struct IdentityHasher(u64);
 
@@ -77,10 +77,11 @@ impl Hasher for IdentityHasher {
     #[expect(
         clippy::as_conversions,
         clippy::cast_possible_truncation,
-        reason = "any half of a good hash is one"
+        reason = "both halves of a good hash are one, and so is what differs between them"
     )]
     fn write_u128(&mut self, hash: u128) {
-        self.0 = hash as u64;
+        // Not one half, by which the keys of a shard may be chosen.
+        self.0 = hash as u64 ^ (hash >> 64) as u64;
     }
 }
 

@@ -9,6 +9,8 @@
 )]
 
 pub mod clock;
+pub mod columns;
+pub mod generational_map;
 pub mod hash_keys;
 pub mod metrics;
 pub mod samples;

@@ -30,9 +30,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
-use std::mem;
 use std::time::{Duration, Instant};
 
+use weir_base::generational_map::GenerationalMap;
 use weir_base::hash_keys::BuildIdentityHasher;
 use weir_kubernetes::numeric::saturating_u32;
 
@@ -172,8 +172,7 @@ struct FlowRetryRecord {
 pub struct RejectionHolds<T> {
     max_hold: Duration,
     capacity: usize,
-    /// The current and the previous generation. A flow in neither is forgotten.
-    flows: [HashMap<HoldFlow, FlowRetryRecord, BuildIdentityHasher>; 2],
+    flows: GenerationalMap<HoldFlow, FlowRetryRecord>,
     /// The held rejections in the order of their arrival.
     held: BTreeMap<HoldId, (HoldKey, T)>,
     held_by_flow: HashMap<HoldFlow, usize, BuildIdentityHasher>,
@@ -192,7 +191,7 @@ impl<T> RejectionHolds<T> {
         Self {
             max_hold,
             capacity,
-            flows: [HashMap::default(), HashMap::default()],
+            flows: GenerationalMap::new(MAX_FLOWS_PER_GENERATION, usize::MAX),
             held: BTreeMap::new(),
             held_by_flow: HashMap::default(),
             held_by_owner: HashMap::default(),
@@ -362,16 +361,9 @@ impl<T> RejectionHolds<T> {
     }
 
     fn flow_record(&mut self, flow: HoldFlow, now: Instant) -> &mut FlowRetryRecord {
-        let [current, previous] = &mut self.flows;
-        if current.len() >= MAX_FLOWS_PER_GENERATION && !current.contains_key(&flow) {
-            *previous = mem::take(current);
-        }
-        let earlier = previous.remove(&flow);
-        let record = current.entry(flow).or_insert_with(|| {
-            earlier.unwrap_or(FlowRetryRecord {
-                retry_at: now,
-                connections: 0,
-            })
+        let record = self.flows.get_or_insert_with(flow, || FlowRetryRecord {
+            retry_at: now,
+            connections: 0,
         });
         if now.saturating_duration_since(record.retry_at) > CONNECTION_COUNT_TTL {
             record.connections = 0;

@@ -2,7 +2,8 @@
 //!
 //! Sixteen buckets for each doubling: a value is known to 1/16. A report has a histogram for each
 //! user, flow and address, and few of these have values in many buckets. So only the buckets with
-//! values are kept.
+//! values are kept, unlike in the [histogram](weir_base::timing_ratio::Histogram) of a metric, whose
+//! few buckets are given.
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! The status as plain text.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use crate::cli::top::format;
 use crate::cli::top::format::sanitize;
@@ -9,6 +8,7 @@ use crate::cli::top::view_model::{ViewModel, compare_talkers, talker_rows};
 use crate::cli::top::view_options::ViewOptions;
 use crate::observe::status::snapshot::{StatusSnapshot, TopTalkersStatus};
 use crate::observe::top_talkers::{Dimension, UsageMeasure, Window};
+use weir_base::columns;
 
 /// The whole status as lines of text.
 #[must_use]
@@ -131,7 +131,7 @@ fn render_levels(now: &StatusSnapshot, view_model: &ViewModel, options: &ViewOpt
         rate,
         count,
     ];
-    render_columns(&header, 1, rows.collect())
+    render_columns(&header, 1, rows)
 }
 
 fn render_limits(view_model: &ViewModel, options: &ViewOptions) -> String {
@@ -158,7 +158,7 @@ fn render_limits(view_model: &ViewModel, options: &ViewOptions) -> String {
         "KEYS",
         "REFUSED MOST",
     ];
-    render_columns(&header, 2, rows.collect())
+    render_columns(&header, 2, rows)
 }
 
 fn render_talkers(list: &TopTalkersStatus, options: &ViewOptions) -> String {
@@ -184,32 +184,18 @@ fn render_talkers(list: &TopTalkersStatus, options: &ViewOptions) -> String {
             row.error.to_string(),
         ]
     });
-    render_columns(&header, 1, rows.collect())
+    render_columns(&header, 1, rows)
 }
 
-/// Cells in columns: the first `texts` columns left-aligned, the others right-aligned.
-fn render_columns(header: &[&str], texts: usize, rows: Vec<Vec<String>>) -> String {
+/// Cells in columns, of which the first `texts` are no numbers.
+fn render_columns(
+    header: &[&str],
+    texts: usize,
+    rows: impl Iterator<Item = Vec<String>>,
+) -> String {
     let header = header.iter().map(|&title| title.to_owned()).collect();
-    let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
-    let mut widths: Vec<usize> = Vec::new();
-    for row in &rows {
-        widths.resize(row.len(), 0);
-        for (cell, width) in row.iter().zip(&mut widths) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let separator = if at > 0 { "  " } else { "" };
-            let _ = match at < texts {
-                true => write!(text, "{separator}{cell:width$}"),
-                false => write!(text, "{separator}{cell:>width$}"),
-            };
-        }
-        text.push('\n');
-    }
-    text
+    let rows: Vec<_> = std::iter::once(header).chain(rows).collect();
+    columns::align(&rows, texts, 2)
 }
 
 #[cfg(test)]
@@ -218,18 +204,6 @@ mod tests {
     use crate::cli::top::model::{StatusUpdate, TopModel};
     use crate::observe::status::snapshot::{SlotHolderStatus, SlotsStatus, TalkerStatus};
     use weir_limits::rate::snapshot::RateLimitSnapshot;
-
-    #[test]
-    fn columns_are_aligned() {
-        let rows = vec![
-            vec!["a".to_owned(), "100".to_owned()],
-            vec!["longer".to_owned(), "7".to_owned()],
-        ];
-        assert_eq!(
-            render_columns(&["N", "X"], 1, rows),
-            "N         X\na       100\nlonger    7\n"
-        );
-    }
 
     fn model() -> TopModel {
         let mut model = TopModel::default();

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::identity::generational_map::GenerationalMap;
 use crate::identity::token_hash::TokenHash;
+use weir_base::generational_map::GenerationalMap;
 
 /// How long a decision is cached, granted or denied. A revoked permission must not stay in effect
 /// for long. kube-apiserver's own impersonation caches for the same time.
@@ -48,8 +48,8 @@ enum NotAllowed {
 #[derive(Debug)]
 pub(crate) struct DecisionCache {
     /// By the time at which each entry expires.
-    allowed: GenerationalMap<Instant>,
-    not_allowed: GenerationalMap<(NotAllowed, Instant)>,
+    allowed: GenerationalMap<TokenHash, Instant>,
+    not_allowed: GenerationalMap<TokenHash, (NotAllowed, Instant)>,
 }
 
 impl Default for DecisionCache {
@@ -155,10 +155,10 @@ mod tests {
             cache.find(TokenHash::from_bits(0), now),
             CachedDecision::Allowed
         );
-        assert!(cache.not_allowed.len() <= 2 * MAX_NOT_ALLOWED);
+        assert!(cache.not_allowed.count() <= 2 * MAX_NOT_ALLOWED);
         for n in 1..100_000 {
             cache.insert_allowed(TokenHash::from_bits(n), now);
         }
-        assert!(cache.allowed.len() <= 2 * MAX_ALLOWED);
+        assert!(cache.allowed.count() <= 2 * MAX_ALLOWED);
     }
 }

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::identity::generational_map::GenerationalMap;
 use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::key_source::KeyStamp;
+use weir_base::generational_map::GenerationalMap;
 use weir_kubernetes::api::UserInfo;
 
 /// How long the last successful result stays in use while reviews fail.
@@ -84,8 +84,8 @@ pub(crate) enum TokenState {
 /// One shard of the cache.
 #[derive(Debug)]
 pub(crate) struct TokenCache {
-    verified: GenerationalMap<VerifiedToken>,
-    unverified: GenerationalMap<UnverifiedToken>,
+    verified: GenerationalMap<TokenHash, VerifiedToken>,
+    unverified: GenerationalMap<TokenHash, UnverifiedToken>,
 }
 
 impl Default for TokenCache {
@@ -213,7 +213,7 @@ impl TokenCache {
     /// The numbers of verified and of unverified tokens.
     #[cfg(test)]
     fn len(&self) -> (usize, usize) {
-        (self.verified.len(), self.unverified.len())
+        (self.verified.count(), self.unverified.count())
     }
 }
 

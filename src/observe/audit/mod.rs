@@ -23,22 +23,19 @@ mod tests;
 mod two_writers_tests;
 mod writer;
 
-use parking_lot::Mutex;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{io, thread};
 
 use jiff::Timestamp;
-use tokio::sync::oneshot;
-use tokio::time::timeout;
 use tracing::warn;
 
 use crate::observe::audit::event::{AuditEntry, AuditPhase};
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::rotation::LogFileConfig;
-use crate::observe::audit::writer::{AuditWriter, WriterChange};
-use crate::observe::bounded_queue::BoundedQueue;
+use crate::observe::audit::writer::{AuditItem, AuditWriter};
+use crate::observe::background_writer::BackgroundWriter;
 use crate::pipeline::trace::record::{Record, RequestObserver};
 use weir_base::clock::Clock;
 use weir_limits::throttling::log_limiter::LogLimiter;
@@ -48,9 +45,6 @@ pub use writer::AuditMetrics;
 /// Most memory of entries that are not written yet, in bytes: some 60,000 requests, several seconds
 /// of a busy API server.
 const MAX_QUEUED_BYTES: usize = 32 * 1024 * 1024;
-
-/// What the thread is to change, until it takes it: once for each batch.
-type PendingChange = Arc<Mutex<Option<WriterChange>>>;
 
 /// Longest wait for unwritten entries at shutdown. A healthy disk takes the whole queue in this
 /// time.
@@ -89,12 +83,9 @@ impl PreparedAudit {
 /// Queues entries for the audit log.
 #[derive(Debug)]
 pub(crate) struct AuditLog {
-    queue: Arc<BoundedQueue<AuditEntry>>,
-    change: PendingChange,
+    writer: BackgroundWriter<AuditItem>,
     metrics: AuditMetrics,
     log_limiter: LogLimiter,
-    /// The sender is dropped when everything is written.
-    done: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
 impl AuditLog {
@@ -106,18 +97,15 @@ impl AuditLog {
         Self::with_capacity(prepared, metrics, MAX_QUEUED_BYTES)
     }
 
-    /// Replaces policy and destination. Entries that are not taken from the queue yet go by the new
-    /// ones; none is lost.
+    /// Replaces policy and destination. Entries from now on go by the new ones; none is lost.
     pub(crate) fn replace(&self, prepared: PreparedAudit) {
         let PreparedAudit { policy, output } = prepared;
-        *self.change.lock() = Some(WriterChange::Replace(policy, output));
-        self.queue.wake();
+        self.writer.try_push(AuditItem::Replace(policy, output), 0);
     }
 
     /// Opens the file at the path again, which another program may have moved.
     pub(crate) fn reopen(&self) {
-        self.change.lock().get_or_insert(WriterChange::Reopen);
-        self.queue.wake();
+        self.writer.try_push(AuditItem::Reopen, 0);
     }
 
     fn with_capacity(
@@ -126,39 +114,25 @@ impl AuditLog {
         max_bytes: usize,
     ) -> io::Result<Arc<Self>> {
         let PreparedAudit { policy, output } = prepared;
-        let queue = Arc::new(BoundedQueue::new(max_bytes));
-        let change = PendingChange::default();
-        let (done, done_receiver) = oneshot::channel();
-        let writer = AuditWriter {
-            queue: Arc::clone(&queue),
-            policy,
-            output,
-            change: Arc::clone(&change),
-            metrics: metrics.clone(),
-            done,
-        };
-        thread::Builder::new()
-            .name("audit-log".to_owned())
-            .spawn(move || writer.run())?;
+        let writer = BackgroundWriter::new(max_bytes);
+        writer.start(
+            "audit-log",
+            AuditWriter::new(policy, output, metrics.clone()),
+        )?;
         Ok(Arc::new(Self {
-            queue,
-            change,
+            writer,
             metrics,
             log_limiter: LogLimiter::default(),
-            done: Mutex::new(Some(done_receiver)),
         }))
     }
 
-    /// Closes the queue and waits until its entries are written, but at most `FLUSH_TIMEOUT`.
+    /// Waits until the queued entries are written, but at most `FLUSH_TIMEOUT`. Later ones are
+    /// dropped.
     ///
     /// # Cancel safety
     /// The thread goes on writing queued entries.
     pub(crate) async fn finish(&self) {
-        self.queue.close();
-        let done = self.done.lock().take();
-        if let Some(done) = done
-            && timeout(FLUSH_TIMEOUT, done).await.is_err()
-        {
+        if !self.writer.finish(FLUSH_TIMEOUT).await {
             warn!(
                 "the audit log's last events are not written: what it is written to does not take them"
             );
@@ -168,7 +142,7 @@ impl AuditLog {
     fn enqueue(&self, record: &Record, phase: AuditPhase, now: Instant) {
         let entry = audit_entry(record, phase, now);
         let weight = entry.size_bytes();
-        if self.queue.try_push(entry, weight) {
+        if self.writer.try_push(AuditItem::Entry(entry), weight) {
             return;
         }
         self.metrics.dropped.inc();
@@ -185,12 +159,6 @@ impl RequestObserver for AuditLog {
 
     fn on_ended(&self, record: &Record, now: Instant) {
         self.enqueue(record, AuditPhase::RequestEnded, now);
-    }
-}
-
-impl Drop for AuditLog {
-    fn drop(&mut self) {
-        self.queue.close();
     }
 }
 

@@ -3,24 +3,16 @@
 //! All slow work is done here: the policy is evaluated, lines are serialized, the disk is waited
 //! for.
 
-use std::mem;
-use std::sync::Arc;
-
-use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec};
-use tokio::sync::oneshot;
 use tracing::warn;
 
 use crate::observe::audit::event::AuditEntry;
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::policy::{AuditLevel, AuditPolicy};
-use crate::observe::bounded_queue::BoundedQueue;
+use crate::observe::background_writer::{WRITE_BYTES, WriterTask};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_limits::throttling::log_limiter::LogLimiter;
-
-/// Lines are written when they reach this many bytes, or when the queue is empty.
-const MAX_WRITE_BYTES: usize = 64 * 1024;
 
 /// Metrics of the audit log.
 #[derive(Clone, Debug)]
@@ -75,9 +67,10 @@ impl AuditMetrics {
     }
 }
 
-/// What the thread changes before its next batch.
+/// What the thread takes from its queue.
 #[derive(Debug)]
-pub(super) enum WriterChange {
+pub(super) enum AuditItem {
+    Entry(AuditEntry),
     /// The file at the path is opened again.
     Reopen,
     /// Policy and destination are replaced.
@@ -86,89 +79,74 @@ pub(super) enum WriterChange {
 
 /// The state of the thread.
 pub(super) struct AuditWriter {
-    pub(super) queue: Arc<BoundedQueue<AuditEntry>>,
-    pub(super) policy: AuditPolicy,
-    pub(super) output: AuditOutput,
-    pub(super) change: Arc<Mutex<Option<WriterChange>>>,
-    pub(super) metrics: AuditMetrics,
-    /// Dropped when everything is written.
-    pub(super) done: oneshot::Sender<()>,
-}
-
-/// Lines that are written together.
-#[derive(Default)]
-struct EventBatch {
+    policy: AuditPolicy,
+    output: AuditOutput,
+    metrics: AuditMetrics,
+    log_limiter: LogLimiter,
+    /// Lines that are written together.
     buffer: Vec<u8>,
+    /// The events in the buffer.
     events: u64,
-    /// Queue weight of their entries.
-    entry_bytes: usize,
 }
 
 impl AuditWriter {
-    /// Writes until the queue is closed and empty.
-    pub(super) fn run(self) {
-        let Self {
-            queue,
-            mut policy,
-            mut output,
-            change,
+    pub(super) fn new(policy: AuditPolicy, output: AuditOutput, metrics: AuditMetrics) -> Self {
+        Self {
+            policy,
+            output,
             metrics,
-            done,
-        } = self;
-        let (mut entries, mut batch) = (Vec::new(), EventBatch::default());
-        let (mut line, log_limiter) = (Vec::new(), LogLimiter::default());
-        while queue.pop_all(&mut entries) {
-            let change = change.lock().take();
-            match change {
-                Some(WriterChange::Reopen) => output.reopen(),
-                Some(WriterChange::Replace(new_policy, new_output)) => {
-                    policy = new_policy;
-                    output.replace(new_output);
-                    output.reopen();
-                }
-                None => {}
-            }
-            for (entry, weight) in entries.drain(..) {
-                line.clear();
-                let (events, level) = entry.append_events(&policy, &mut line);
-                if entry.is_last() {
-                    metrics.record_level(level);
-                }
-                metrics.events.inc_by(events);
-                let total = batch.buffer.len() + line.len();
-                if total > MAX_WRITE_BYTES
-                    || u64::try_from(total).is_ok_and(|n| n > output.remaining_bytes())
-                {
-                    batch.flush(&mut output, &queue, &metrics, &log_limiter);
-                }
-                batch.buffer.append(&mut line);
-                batch.events += events;
-                batch.entry_bytes += weight;
-            }
-            batch.flush(&mut output, &queue, &metrics, &log_limiter);
+            log_limiter: LogLimiter::default(),
+            buffer: Vec::new(),
+            events: 0,
         }
-        drop(done);
+    }
+
+    fn add_entry(&mut self, entry: &AuditEntry) {
+        let before = self.buffer.len();
+        let (events, level) = entry.append_events(&self.policy, &mut self.buffer);
+        if entry.is_last() {
+            self.metrics.record_level(level);
+        }
+        self.metrics.events.inc_by(events);
+        if u64::try_from(self.buffer.len()).is_ok_and(|n| n > self.output.remaining_bytes()) {
+            let lines = self.buffer.split_off(before); // they belong into the next file
+            self.flush();
+            self.buffer = lines;
+        }
+        self.events += events;
     }
 }
 
-impl EventBatch {
-    fn flush(
-        &mut self,
-        output: &mut AuditOutput,
-        queue: &BoundedQueue<AuditEntry>,
-        metrics: &AuditMetrics,
-        log_limiter: &LogLimiter,
-    ) {
+impl WriterTask for AuditWriter {
+    type Item = AuditItem;
+
+    fn add(&mut self, item: AuditItem) -> bool {
+        match item {
+            AuditItem::Entry(entry) => self.add_entry(&entry),
+            AuditItem::Reopen => {
+                self.flush();
+                self.output.reopen();
+            }
+            AuditItem::Replace(policy, output) => {
+                self.flush();
+                self.policy = policy;
+                self.output.replace(output);
+                self.output.reopen();
+            }
+        }
+        self.buffer.len() >= WRITE_BYTES
+    }
+
+    fn flush(&mut self) {
         if !self.buffer.is_empty()
-            && let Err(why) = output.write(&self.buffer)
+            && let Err(why) = self.output.write(&self.buffer)
         {
-            metrics.errors.inc_by(self.events);
-            if let Some(more) = log_limiter.try_log(Clock.now()) {
+            self.metrics.errors.inc_by(self.events);
+            if let Some(more) = self.log_limiter.try_log(Clock.now()) {
                 warn!(%why, events = self.events, more, "the audit log cannot be written");
             }
         }
         self.buffer.clear();
         self.events = 0;
-        queue.release(mem::take(&mut self.entry_bytes));
     }
 }

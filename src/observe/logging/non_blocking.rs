@@ -11,13 +11,13 @@ use std::io::Write;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
-use std::{fmt, io, mem, thread};
+use std::{fmt, io};
 
 use prometheus::IntCounter;
 use tracing::warn;
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::observe::bounded_queue::BoundedQueue;
+use crate::observe::background_writer::{BackgroundWriter, WRITE_BYTES, WriterTask};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_limits::throttling::log_limiter::LogLimiter;
@@ -25,9 +25,6 @@ use weir_limits::throttling::log_limiter::LogLimiter;
 /// Most memory of lines that are not written yet, in bytes: some 20,000 lines, many seconds of
 /// everything but a line per request.
 const MAX_QUEUED_BYTES: usize = 8 * 1024 * 1024;
-
-/// Bytes per write.
-const MAX_WRITE_BYTES: usize = 64 * 1024;
 
 /// Longest wait for unwritten lines at shutdown. A terminal or a pipe with a reader takes them in
 /// this time.
@@ -71,7 +68,7 @@ impl DroppedLineCounter {
 /// in one call.
 #[derive(Clone)]
 pub(crate) struct NonBlockingWriter {
-    queue: Arc<BoundedQueue<LogLine>>,
+    writer: Arc<BackgroundWriter<LogLine>>,
     dropped_lines: DroppedLineCounter,
     /// The sender is dropped when everything is written.
     done: Arc<Mutex<Receiver<()>>>,
@@ -87,22 +84,12 @@ impl NonBlockingWriter {
     }
 
     fn with_capacity(output: impl Write + Send + 'static, max_bytes: usize) -> io::Result<Self> {
-        let queue = Arc::new(BoundedQueue::new(max_bytes));
+        let writer = BackgroundWriter::new(max_bytes);
         let dropped_lines = DroppedLineCounter::default();
         let (done, done_receiver) = mpsc::channel();
-        let writer = LogWriterThread {
-            output,
-            queue: Arc::clone(&queue),
-            dropped_lines: dropped_lines.clone(),
-            reported_lines: 0,
-            log_limiter: LogLimiter::default(),
-            _done: done,
-        };
-        thread::Builder::new()
-            .name("log".to_owned())
-            .spawn(move || writer.run())?;
+        writer.start("log", LineWriter::new(output, dropped_lines.clone(), done))?;
         Ok(Self {
-            queue,
+            writer: Arc::new(writer),
             dropped_lines,
             done: Arc::new(Mutex::new(done_receiver)),
         })
@@ -117,7 +104,7 @@ impl NonBlockingWriter {
     /// Closes the queue and waits until its lines are written, but at most `FLUSH_TIMEOUT`.
     /// Blocks the caller: for the end of the process.
     pub(crate) fn finish(&self) {
-        self.queue.close();
+        self.writer.close();
         let done = self.done.lock();
         let _ = done.recv_timeout(FLUSH_TIMEOUT); // the process ends in either case
     }
@@ -132,7 +119,7 @@ impl fmt::Debug for NonBlockingWriter {
 impl Write for &NonBlockingWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let weight = size_of::<LogLine>() + line.len();
-        if !self.queue.try_push(line.into(), weight) {
+        if !self.writer.try_push(line.into(), weight) {
             self.dropped_lines.0.inc();
         }
         Ok(line.len())
@@ -152,9 +139,12 @@ impl<'a> MakeWriter<'a> for NonBlockingWriter {
 }
 
 /// The state of the thread.
-struct LogWriterThread<W> {
+struct LineWriter<W> {
     output: W,
-    queue: Arc<BoundedQueue<LogLine>>,
+    /// Lines that are written together.
+    buffer: Vec<u8>,
+    /// The number of lines in the buffer.
+    lines: u64,
     dropped_lines: DroppedLineCounter,
     /// Dropped lines that the log has reported.
     reported_lines: u64,
@@ -163,45 +153,17 @@ struct LogWriterThread<W> {
     _done: mpsc::Sender<()>,
 }
 
-/// Lines that are written together.
-#[derive(Default)]
-struct LineBatch {
-    buffer: Vec<u8>,
-    line_count: u64,
-    queued_bytes: usize,
-}
-
-impl<W: Write> LogWriterThread<W> {
-    fn run(mut self) {
-        let (mut lines, mut batch) = (Vec::new(), LineBatch::default());
-        while self.queue.pop_all(&mut lines) {
-            for (line, weight) in lines.drain(..) {
-                if batch.buffer.len() + line.len() > MAX_WRITE_BYTES {
-                    self.write(&mut batch);
-                }
-                batch.buffer.extend_from_slice(&line);
-                batch.line_count += 1;
-                batch.queued_bytes += weight;
-            }
-            self.write(&mut batch);
-            self.report_dropped();
+impl<W> LineWriter<W> {
+    fn new(output: W, dropped_lines: DroppedLineCounter, done: mpsc::Sender<()>) -> Self {
+        Self {
+            output,
+            buffer: Vec::new(),
+            lines: 0,
+            dropped_lines,
+            reported_lines: 0,
+            log_limiter: LogLimiter::default(),
+            _done: done,
         }
-    }
-
-    /// Lines that cannot be written count as dropped: there is no other place to report the error.
-    fn write(&mut self, batch: &mut LineBatch) {
-        let output = &mut self.output;
-        if output
-            .write_all(&batch.buffer)
-            .and_then(|()| output.flush())
-            .is_err()
-        {
-            self.dropped_lines.0.inc_by(batch.line_count);
-            self.reported_lines += batch.line_count;
-        }
-        batch.buffer.clear();
-        batch.line_count = 0;
-        self.queue.release(mem::take(&mut batch.queued_bytes));
     }
 
     fn report_dropped(&mut self) {
@@ -217,9 +179,32 @@ impl<W: Write> LogWriterThread<W> {
     }
 }
 
+impl<W: Write + Send + 'static> WriterTask for LineWriter<W> {
+    type Item = LogLine;
+
+    fn add(&mut self, line: LogLine) -> bool {
+        self.buffer.extend_from_slice(&line);
+        self.lines += 1;
+        self.buffer.len() >= WRITE_BYTES
+    }
+
+    /// Lines that cannot be written count as dropped: there is no other place to report the error.
+    fn flush(&mut self) {
+        let written = self.output.write_all(&self.buffer);
+        if written.and_then(|()| self.output.flush()).is_err() {
+            self.dropped_lines.0.inc_by(self.lines);
+            self.reported_lines += self.lines;
+        }
+        self.buffer.clear();
+        self.lines = 0;
+        self.report_dropped();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
+    use std::thread;
 
     use tracing_subscriber::fmt as format;
 
@@ -278,37 +263,22 @@ mod tests {
     fn dropped_lines_are_logged() {
         let dropped = DroppedLineCounter::default();
         dropped.0.inc_by(7);
-        let (reader, writer) = io::pipe().unwrap();
-        let thread = || LogWriterThread {
-            output: writer.try_clone().unwrap(),
-            queue: Arc::new(BoundedQueue::new(1000)),
-            dropped_lines: dropped.clone(),
-            reported_lines: 0,
-            log_limiter: LogLimiter::default(),
-            _done: mpsc::channel().0,
-        };
+        let line_writer = || LineWriter::new(io::sink(), dropped.clone(), mpsc::channel().0);
         // Called before there is a subscriber: a log statement that two tests reach first at the
         // same time may be cached as disabled.
-        thread().report_dropped();
-        let mut thread = thread();
-        let captured = NonBlockingWriter {
-            queue: Arc::new(BoundedQueue::new(1000)),
-            dropped_lines: dropped.clone(),
-            done: Arc::new(Mutex::new(mpsc::channel().1)),
-        };
+        line_writer().report_dropped();
+        let (reader, writer) = io::pipe().unwrap();
+        let captured = NonBlockingWriter::start(writer).unwrap();
         let subscriber = format().json().with_writer(captured.clone()).finish();
         tracing::subscriber::with_default(subscriber, || {
-            thread.report_dropped();
-            thread.report_dropped(); // nothing new
+            let mut line_writer = line_writer();
+            line_writer.report_dropped();
+            line_writer.report_dropped(); // nothing new
         });
-        captured.queue.close();
-        let mut lines = Vec::new();
-        assert!(captured.queue.pop_all(&mut lines));
-        let [(line, _)] = &lines[..] else {
-            panic!("one line, not {}", lines.len());
-        };
-        let line: serde_json::Value = serde_json::from_slice(line).unwrap();
+        captured.finish();
+        let text = io::read_to_string(reader).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let line: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["fields"]["lines"], 7);
-        drop(reader);
     }
 }

@@ -28,6 +28,11 @@ pub struct TracingConfig {
 pub(crate) fn parse(documents: &[Node], diagnostics: &mut Diagnostics) -> Option<TracingConfig> {
     let mut documents = documents.iter().filter(|document| !document.is_null());
     let first = documents.next()?;
+    if cfg!(not(feature = "otlp")) {
+        let why = "this weir sends no traces: it was built without the cargo feature otlp";
+        diagnostics.report_error(&first.location, "", why);
+        return None;
+    }
     if let Some(second) = documents.next() {
         diagnostics.report_error(&second.location, "", "a second document; one is expected");
     }
@@ -92,6 +97,7 @@ fn parse_endpoint(text: &str) -> Result<Authority, String> {
 }
 
 #[cfg(test)]
+#[cfg(feature = "otlp")]
 mod tests {
     use super::*;
     use weir_kubernetes::document;

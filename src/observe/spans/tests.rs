@@ -2,20 +2,30 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use bytes::{Buf, Bytes};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use prost::Message;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use super::*;
-use crate::observe::spans::otlp::ExportTraceServiceRequest;
+use crate::observe::spans::config::TracingConfig;
+use crate::observe::spans::{SpanMetrics, SpanProcessor};
 use crate::observe::wait_tests::eventually;
+use crate::pipeline::trace::outcome::RequestOutcome;
+use crate::pipeline::trace::record::{Record, RequestObserver};
+use crate::pipeline::trace::trace_context::TraceContext;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
+
+const EXPORT_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 /// Starts a collector that responds with this gRPC status. Returns its address and the received
 /// spans.
@@ -54,7 +64,7 @@ async fn start_collector(status: &'static str) -> (SocketAddr, mpsc::UnboundedRe
 
 async fn read_spans(request: http::Request<h2::RecvStream>) -> Vec<Span> {
     assert_eq!(request.method(), Method::POST);
-    assert_eq!(request.uri().path(), otlp::EXPORT_PATH);
+    assert_eq!(request.uri().path(), EXPORT_PATH);
     assert_eq!(request.headers()["content-type"], "application/grpc");
     assert_eq!(request.headers()["te"], "trailers");
     let (mut body, mut read) = (request.into_body(), Vec::new());
@@ -70,7 +80,14 @@ async fn read_spans(request: http::Request<h2::RecvStream>) -> Vec<Span> {
     let mut sent = ExportTraceServiceRequest::decode(message).unwrap();
     let mut spans = sent.resource_spans.remove(0);
     let resource = spans.resource.unwrap();
-    assert_eq!(resource.attributes[0].key, "service.name");
+    let name = resource
+        .attributes
+        .iter()
+        .find(|attribute| attribute.key == "service.name");
+    assert_eq!(
+        name.unwrap().value.as_ref().unwrap().value,
+        Some(Value::StringValue("weir".to_owned()))
+    );
     spans.scope_spans.remove(0).spans
 }
 
@@ -79,7 +96,7 @@ fn start_processor(address: SocketAddr, registry: &Registry) -> SpanProcessor {
         endpoint: address.to_string().parse().unwrap(),
         sampling_rate_per_million: 0,
     };
-    SpanProcessor::start(config, SpanMetrics::register(registry))
+    SpanProcessor::start(config, SpanMetrics::register(registry)).unwrap()
 }
 
 fn traced_record(forwarded: bool) -> Record {
@@ -116,7 +133,7 @@ fn traced_record(forwarded: bool) -> Record {
     }
 }
 
-fn attribute(span: &Span, key: &str) -> Option<AttributeValue> {
+fn attribute(span: &Span, key: &str) -> Option<Value> {
     let found = span
         .attributes
         .iter()
@@ -157,7 +174,7 @@ async fn a_request_is_two_spans_at_the_collector() {
     assert_eq!((ids(request), ids(forwarding)), ([2, 3], [3, 4]));
     assert_eq!(
         (request.kind, forwarding.kind),
-        (otlp::SPAN_KIND_SERVER, otlp::SPAN_KIND_CLIENT)
+        (SpanKind::Server.into(), SpanKind::Client.into())
     );
     assert!(sent.iter().all(|span| span.trace_id == [1; 16]));
     let seconds = |span: &Span| {
@@ -169,9 +186,9 @@ async fn a_request_is_two_spans_at_the_collector() {
     );
     assert_eq!(
         attribute(request, "http.response.status_code"),
-        Some(AttributeValue::Integer(200))
+        Some(Value::IntValue(200))
     );
-    let query = Some(AttributeValue::Text("follow=1&token=redacted".to_owned()));
+    let query = Some(Value::StringValue("follow=1&token=redacted".to_owned()));
     assert_eq!(attribute(request, "url.query"), query);
     assert_eventually_counted(&registry, "exported").await;
 }
@@ -185,7 +202,7 @@ async fn a_rejected_request_is_one_span() {
     spans.finish().await;
     let sent = received.recv().await.unwrap();
     assert_eq!(sent.len(), 1);
-    let why = Some(AttributeValue::Text("queue-full".to_owned()));
+    let why = Some(Value::StringValue("queue-full".to_owned()));
     assert_eq!(attribute(&sent[0], "weir.rejection"), why);
 }
 

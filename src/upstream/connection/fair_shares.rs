@@ -3,7 +3,7 @@
 //! A holder may acquire another slot while it holds fewer than are free (a dynamic threshold, as
 //! switches share their buffers). A single holder gets half, two get a third each, and as much is
 //! always free for a new holder as any holder has. A request has several holders (its user and its
-//! network, for example) and takes a slot of each.
+//! network, for example) and takes a slot of each. Nothing waits for a slot here.
 //!
 //! A fixed number for each would be too many in one cluster and too few in the next.
 

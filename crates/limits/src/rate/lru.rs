@@ -1,39 +1,21 @@
 //! A bounded map with exact LRU eviction, like `k8s.io/utils/lru`.
 //!
 //! Keys are 128-bit keyed hashes ([`LruKey`]), so that an entry has the same size for any client
-//! name, and collisions cannot be searched for. The entries form one list from the newest to the
-//! oldest, linked by index.
+//! name, and collisions cannot be searched for.
 //!
 //! There is one LRU for each limit, without shards: a sharded LRU evicts other keys than the single
 //! LRU of kube-apiserver's plugin. Keys are computed before the lock is taken.
 
-use std::collections::HashMap;
+use std::num::NonZeroUsize;
+
+use lru::LruCache;
 
 use crate::rate::lru_key::LruKey;
 use weir_base::hash_keys::BuildIdentityHasher;
-use weir_kubernetes::numeric::saturating_usize;
 
-/// The index at both ends of the list.
-const NIL: u32 = u32::MAX;
-
-/// At most `capacity` values by key.
+/// At most so many values by key.
 #[derive(Debug)]
-pub struct Lru<V> {
-    capacity: usize,
-    by_key: HashMap<LruKey, u32, BuildIdentityHasher>,
-    /// All entries. A removed entry is replaced by the last one.
-    entries: Vec<LruEntry<V>>,
-    newest: u32,
-    oldest: u32,
-}
-
-#[derive(Debug)]
-struct LruEntry<V> {
-    key: LruKey,
-    newer: u32,
-    older: u32,
-    value: V,
-}
+pub struct Lru<V>(LruCache<LruKey, V, BuildIdentityHasher>);
 
 /// Whether a key was in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,143 +29,62 @@ pub enum LruOutcome {
 }
 
 impl<V> Lru<V> {
-    /// The memory of an entry in bytes, with its slot in the index, which is half empty at worst.
+    /// The memory of an entry in bytes: its node with two links, and its slot in the index, which is
+    /// half empty at worst.
     #[cfg(test)]
-    pub const ENTRY_BYTES: usize = size_of::<LruEntry<V>>() + 2 * (size_of::<(LruKey, u32)>() + 1);
+    pub const ENTRY_BYTES: usize =
+        size_of::<(LruKey, V, [usize; 2])>() + 2 * (size_of::<[usize; 2]>() + 1);
 
-    /// At most `capacity` values, at least one and at most 2³² - 1.
+    /// At most `capacity` values, at least one. Memory is taken as they come.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        Self {
-            capacity: capacity.clamp(1, saturating_usize(NIL)),
-            by_key: HashMap::default(),
-            entries: Vec::new(),
-            newest: NIL,
-            oldest: NIL,
-        }
+        let mut values = LruCache::unbounded_with_hasher(BuildIdentityHasher::default());
+        values.resize(NonZeroUsize::new(capacity).unwrap_or(NonZeroUsize::MIN));
+        Self(values)
     }
 
     /// The number of values.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.entries.len()
+        self.0.len()
     }
 
     /// The value of the key, which becomes the newest. A missing value is inserted; in a full map
     /// the oldest is evicted.
-    #[expect(
-        clippy::expect_used,
-        reason = "the entry that was just found or made is there"
-    )]
     pub fn get_or_insert_with(
         &mut self,
         key: LruKey,
         make: impl FnOnce() -> V,
     ) -> (&mut V, LruOutcome) {
-        let (at, outcome) = match self.by_key.get(&key) {
-            Some(&at) => {
-                if at != self.newest {
-                    self.unlink(at);
-                    self.link_newest(at);
-                }
-                (at, LruOutcome::Found)
-            }
-            None => self.insert_newest(key, make()),
-        };
-        let entry = self.entry(at).expect("an entry for each key");
-        (&mut entry.value, outcome)
-    }
-
-    fn insert_newest(&mut self, key: LruKey, value: V) -> (u32, LruOutcome) {
-        let outcome = if self.entries.len() >= self.capacity {
-            self.pop_oldest();
+        let outcome = if self.0.contains(&key) {
+            LruOutcome::Found
+        } else if self.0.len() == self.0.cap().get() {
             LruOutcome::InsertedWithEviction
         } else {
             LruOutcome::Inserted
         };
-        let at = u32::try_from(self.entries.len()).unwrap_or(NIL);
-        self.entries.push(LruEntry {
-            key,
-            newer: NIL,
-            older: NIL,
-            value,
-        });
-        self.by_key.insert(key, at);
-        self.link_newest(at);
-        (at, outcome)
+        (self.0.get_or_insert_mut(key, make), outcome)
     }
 
     /// The value of the key, whose age does not change.
     pub fn get_mut(&mut self, key: LruKey) -> Option<&mut V> {
-        let at = *self.by_key.get(&key)?;
-        self.entry(at).map(|entry| &mut entry.value)
+        self.0.peek_mut(&key)
     }
 
     /// The value that would be evicted next.
     #[must_use]
     pub fn oldest(&self) -> Option<&V> {
-        let at = usize::try_from(self.oldest).ok()?;
-        self.entries.get(at).map(|entry| &entry.value)
+        self.0.peek_lru().map(|(_, value)| value)
     }
 
     /// Removes the least recently used value.
     pub fn pop_oldest(&mut self) -> Option<V> {
-        let key = self.entry(self.oldest)?.key;
-        self.remove(key)
+        self.0.pop_lru().map(|(_, value)| value)
     }
 
     /// Removes the value of the key.
     pub fn remove(&mut self, key: LruKey) -> Option<V> {
-        let at = self.by_key.remove(&key)?;
-        self.unlink(at);
-        let index = usize::try_from(at).ok()?;
-        let removed = self.entries.swap_remove(index);
-        if let Some(moved) = self.entries.get(index) {
-            let LruEntry {
-                key, newer, older, ..
-            } = *moved;
-            self.by_key.insert(key, at);
-            self.set_older(newer, at);
-            self.set_newer(older, at);
-        }
-        Some(removed.value)
-    }
-
-    fn entry(&mut self, at: u32) -> Option<&mut LruEntry<V>> {
-        self.entries.get_mut(usize::try_from(at).ok()?)
-    }
-
-    /// Sets the older neighbour of `at`; sets the newest entry if `at` is [`NIL`].
-    fn set_older(&mut self, at: u32, older: u32) {
-        match self.entry(at) {
-            Some(entry) => entry.older = older,
-            None => self.newest = older,
-        }
-    }
-
-    fn set_newer(&mut self, at: u32, newer: u32) {
-        match self.entry(at) {
-            Some(entry) => entry.newer = newer,
-            None => self.oldest = newer,
-        }
-    }
-
-    fn unlink(&mut self, at: u32) {
-        let Some(&mut LruEntry { newer, older, .. }) = self.entry(at) else {
-            return;
-        };
-        self.set_older(newer, older);
-        self.set_newer(older, newer);
-    }
-
-    /// Links an entry as the newest.
-    fn link_newest(&mut self, at: u32) {
-        let second = self.newest;
-        if let Some(entry) = self.entry(at) {
-            (entry.newer, entry.older) = (NIL, second);
-        }
-        self.set_newer(second, at);
-        self.newest = at;
+        self.0.pop(&key)
     }
 }
 
@@ -294,6 +195,5 @@ mod tests {
             lru.get_or_insert_with(keys.hash_joined([&n.to_be_bytes()[..]]), || n);
         }
         assert_eq!(lru.count(), 100);
-        assert!(lru.entries.capacity() <= 128 && lru.by_key.capacity() <= 256);
     }
 }

@@ -6,6 +6,7 @@ use crate::report::model::{
     Change, ChangesReport, ClosedLoopReport, GroupReport, GroupsReport, InputReport, ModelReport,
     Report, RunReport,
 };
+use weir_base::columns;
 use weir_kubernetes::encoding::printable::escape;
 
 /// The groups of a table.
@@ -278,23 +279,7 @@ fn write_changes(text: &mut String, title: &str, changes: &[Change]) {
 
 /// The first column is text, all others are numbers.
 pub fn write_table(text: &mut String, rows: &[Vec<String>]) {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let mut widths = vec![0; columns];
-    for row in rows {
-        for (cell, width) in row.iter().zip(&mut widths) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    for row in rows {
-        let mut line_text = String::new();
-        for (n, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let _ = match n {
-                0 => write!(line_text, "{cell:width$}"),
-                _ => write!(line_text, "  {cell:>width$}"),
-            };
-        }
-        line(text, line_text.trim_end());
-    }
+    text.push_str(&columns::align(rows, 1, 2));
 }
 
 fn line(text: &mut String, words: &str) {

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use weir_base::columns;
 use weir_kubernetes::encoding::printable::{escape, escape_message};
 
 /// The titles of the columns.
@@ -14,23 +15,9 @@ const GAP: usize = 3;
 /// its objects are not up to date.
 pub(super) fn render(objects: &Value) -> String {
     let listed = objects.get("objects").and_then(Value::as_array);
-    let mut lines = vec![TITLES.map(str::to_owned)];
-    lines.extend(listed.into_iter().flatten().map(row));
-    let mut widths = [0; TITLES.len()];
-    for line in &lines {
-        for (cell, width) in line.iter().zip(&mut widths) {
-            *width = (*width).max(cell.chars().count() + GAP);
-        }
-    }
-    let mut text = String::new();
-    for line in &lines {
-        let cells = line.iter().zip(widths);
-        let padded: String = cells
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        text.push_str(padded.trim_end());
-        text.push('\n');
-    }
+    let mut rows = vec![TITLES.map(str::to_owned).to_vec()];
+    rows.extend(listed.into_iter().flatten().map(row));
+    let mut text = columns::align(&rows, TITLES.len(), GAP);
     let cluster = objects.get("cluster");
     let at = |key| cluster.map_or("", |cluster| text_at(cluster, key));
     if at("state") == "failed" {
@@ -42,7 +29,7 @@ pub(super) fn render(objects: &Value) -> String {
     text
 }
 
-fn row(object: &Value) -> [String; 4] {
+fn row(object: &Value) -> Vec<String> {
     let mut origin = match object.get("location").and_then(Value::as_str) {
         Some(location) => location.to_owned(),
         None => text_at(object, "origin").to_owned(),
@@ -50,7 +37,7 @@ fn row(object: &Value) -> [String; 4] {
     if let Some(replaced) = object.get("replaces").and_then(Value::as_str) {
         origin.push_str(&format!(" (replaces {replaced})"));
     }
-    [
+    vec![
         escape(text_at(object, "kind")).into_owned(),
         escape(text_at(object, "name")).into_owned(),
         escape(&origin).into_owned(),

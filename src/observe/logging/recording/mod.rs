@@ -18,23 +18,20 @@ mod writer;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use std::{fmt, io, thread};
+use std::{fmt, io};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::sync::mpsc;
 use tracing::warn;
 
 use crate::flowcontrol::sources::LiveObjects;
-use crate::observe::bounded_queue::BoundedQueue;
+use crate::observe::background_writer::BackgroundWriter;
 use crate::observe::client_text;
 use crate::observe::logging::recording::line::{ClockBase, LineRenderer, RecordedRequest};
 use crate::observe::logging::recording::pseudonyms::{KeptNames, Pseudonyms};
 use crate::observe::logging::recording::sinks::{FileSink, StreamSink};
-use crate::observe::logging::recording::writer::{
-    QueueItem, RecordWriter, WriterCommand, WriterControl,
-};
+use crate::observe::logging::recording::writer::{RecordItem, RecordWriter, WriterControl};
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
 use weir_base::clock::Clock;
@@ -76,7 +73,7 @@ impl PreparedRecording {
 
 /// Records requests, into a file and into streams, or not at all.
 pub(crate) struct Recorder {
-    queue: Arc<BoundedQueue<QueueItem>>,
+    writer: BackgroundWriter<RecordItem>,
     control: Arc<WriterControl>,
     metrics: RecordingMetrics,
     log_limiter: LogLimiter,
@@ -91,8 +88,6 @@ pub(crate) struct Recorder {
 struct RecorderThread {
     config: Option<RecordingConfig>,
     is_started: bool,
-    /// The sender is dropped when everything is written.
-    done: Option<oneshot::Receiver<()>>,
 }
 
 impl Recorder {
@@ -108,7 +103,7 @@ impl Recorder {
         max_bytes: usize,
     ) -> Arc<Self> {
         Arc::new(Self {
-            queue: Arc::new(BoundedQueue::new(max_bytes)),
+            writer: BackgroundWriter::new(max_bytes),
             control: Arc::new(WriterControl::new(objects)),
             metrics,
             log_limiter: LogLimiter::default(),
@@ -141,7 +136,11 @@ impl Recorder {
                 let renderer = self.renderer(&prepared.config);
                 FileSink::start(prepared.file, renderer, &prepared.config)
             });
-            self.send(&mut thread, WriterCommand::ReplaceFile(sink.map(Box::new)))?;
+            self.start_thread(&mut thread)?;
+            let opened = usize::from(sink.is_some());
+            self.control.sinks.fetch_add(opened, Ordering::Relaxed);
+            self.writer
+                .try_push(RecordItem::ReplaceFile(sink.map(Box::new)), 0);
         }
         thread.config = config;
         Ok(())
@@ -162,9 +161,12 @@ impl Recorder {
         let objects = self.control.objects();
         let kept = KeptNames::of(objects.iter().map(|one| &one.object));
         let (sink, lines) = StreamSink::start(renderer, &kept);
-        let mut thread = self.thread.lock();
-        let sent = self.send(&mut thread, WriterCommand::AddStream(Box::new(sink)));
-        sent.ok().map(|()| lines)
+        self.start_thread(&mut self.thread.lock()).ok()?;
+        self.control.streams.fetch_add(1, Ordering::Relaxed);
+        self.control.sinks.fetch_add(1, Ordering::Relaxed);
+        self.writer
+            .try_push(RecordItem::AddStream(Box::new(sink)), 0);
+        Some(lines)
     }
 
     /// Writes what is pending and the end of the record, but waits at most `FLUSH_TIMEOUT`.
@@ -172,11 +174,7 @@ impl Recorder {
     /// # Cancel safety
     /// The thread goes on writing.
     pub(crate) async fn finish(&self) {
-        self.queue.close();
-        let done = self.thread.lock().done.take();
-        if let Some(done) = done
-            && timeout(FLUSH_TIMEOUT, done).await.is_err()
-        {
+        if !self.writer.finish(FLUSH_TIMEOUT).await {
             warn!("the record's last requests are not written: its file does not take them");
         }
     }
@@ -196,28 +194,13 @@ impl Recorder {
         key.map(|key| Pseudonyms::new(key, KeptNames::default()))
     }
 
-    fn send(&self, thread: &mut RecorderThread, command: WriterCommand) -> io::Result<()> {
+    fn start_thread(&self, thread: &mut RecorderThread) -> io::Result<()> {
         if !thread.is_started {
-            thread.done = Some(self.start_thread()?);
+            let writer = RecordWriter::new(Arc::clone(&self.control), self.metrics.clone());
+            self.writer.start("record", writer)?;
             thread.is_started = true;
         }
-        self.control.send(command);
-        self.queue.try_push(QueueItem::Wake, 0);
         Ok(())
-    }
-
-    fn start_thread(&self) -> io::Result<oneshot::Receiver<()>> {
-        let (done, done_receiver) = oneshot::channel();
-        let writer = RecordWriter::new(
-            Arc::clone(&self.queue),
-            Arc::clone(&self.control),
-            self.metrics.clone(),
-            done,
-        );
-        thread::Builder::new()
-            .name("record".to_owned())
-            .spawn(move || writer.run())?;
-        Ok(done_receiver)
     }
 
     fn enqueue(&self, record: &Record, now: Instant) {
@@ -226,8 +209,8 @@ impl Recorder {
         };
         let weight = request.size_bytes();
         if self
-            .queue
-            .try_push(QueueItem::Request(Box::new(request)), weight)
+            .writer
+            .try_push(RecordItem::Request(Box::new(request)), weight)
         {
             return;
         }
@@ -256,12 +239,6 @@ impl RequestObserver for Recorder {
         if self.control.is_active() && !is_recorded {
             self.enqueue(record, now);
         }
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        self.queue.close();
     }
 }
 

@@ -1,17 +1,14 @@
 //! The thread of the record: makes lines of the requests and writes them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
-use tokio::sync::oneshot;
 
 use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
-use crate::observe::bounded_queue::BoundedQueue;
+use crate::observe::background_writer::WriterTask;
 use crate::observe::logging::recording::line::RecordedRequest;
 use crate::observe::logging::recording::pseudonyms::KeptNames;
 use crate::observe::logging::recording::sinks::{FileSink, RecordEnd, StreamSink};
@@ -65,30 +62,22 @@ impl RecordingMetrics {
 
 /// What the thread takes from its queue.
 #[derive(Debug)]
-pub(super) enum QueueItem {
+pub(super) enum RecordItem {
     Request(Box<RecordedRequest>),
-    /// A command waits.
-    Wake,
-}
-
-/// A command to the thread.
-#[derive(Debug)]
-pub(super) enum WriterCommand {
     /// Ends the file, and begins another.
     ReplaceFile(Option<Box<FileSink>>),
     AddStream(Box<StreamSink>),
 }
 
-/// What the thread shares with the recorder.
+/// What the thread shares with the recorder. Relaxed: the queue orders everything else.
 #[derive(Debug)]
 pub(super) struct WriterControl {
-    /// Whether requests are recorded. Changed under the lock of `commands`.
-    is_active: AtomicBool,
+    /// Files and streams that are open or about to be.
+    pub(super) sinks: AtomicUsize,
+    /// The streams among them.
+    pub(super) streams: AtomicUsize,
     /// Requests that were dropped since the last note.
     pub(super) dropped: AtomicU64,
-    /// Streams that are open.
-    pub(super) streams: AtomicUsize,
-    commands: Mutex<VecDeque<WriterCommand>>,
     /// The flow schemas in force, whose names pseudonyms keep. `None` without priority and fairness.
     objects: ArcSwapOption<LiveObjects>,
 }
@@ -96,33 +85,16 @@ pub(super) struct WriterControl {
 impl WriterControl {
     pub(super) fn new(objects: Option<Arc<LiveObjects>>) -> Self {
         Self {
-            is_active: AtomicBool::new(false),
-            dropped: AtomicU64::new(0),
+            sinks: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
-            commands: Mutex::default(),
+            dropped: AtomicU64::new(0),
             objects: ArcSwapOption::new(objects),
         }
     }
 
+    /// Whether requests are recorded.
     pub(super) fn is_active(&self) -> bool {
-        self.is_active.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn send(&self, command: WriterCommand) {
-        let mut commands = self.commands.lock();
-        match &command {
-            WriterCommand::ReplaceFile(Some(_)) => self.set_active(true),
-            WriterCommand::AddStream(_) => {
-                self.streams.fetch_add(1, Ordering::Relaxed);
-                self.set_active(true);
-            }
-            WriterCommand::ReplaceFile(None) => {}
-        }
-        commands.push_back(command);
-    }
-
-    fn set_active(&self, active: bool) {
-        self.is_active.store(active, Ordering::Relaxed);
+        self.sinks.load(Ordering::Relaxed) > 0
     }
 
     /// The flow schemas in force.
@@ -139,95 +111,84 @@ impl WriterControl {
 
 /// The state of the thread.
 pub(super) struct RecordWriter {
-    queue: Arc<BoundedQueue<QueueItem>>,
     control: Arc<WriterControl>,
     metrics: RecordingMetrics,
     /// The objects whose names are kept.
     kept: Option<Arc<[EffectiveObject]>>,
     file: Option<Box<FileSink>>,
     streams: Vec<StreamSink>,
-    /// Dropped when everything is written.
-    done: oneshot::Sender<()>,
+}
+
+impl WriterTask for RecordWriter {
+    type Item = RecordItem;
+
+    fn pause(&self) -> Duration {
+        let remaining = self.file.as_ref().map(|file| file.remaining(Clock.now()));
+        match remaining {
+            Some(remaining) => remaining.min(TICK),
+            None if self.streams.is_empty() => Duration::MAX,
+            None => TICK,
+        }
+    }
+
+    fn begin(&mut self) {
+        self.note_dropped();
+        self.refresh_kept_names();
+    }
+
+    /// Requests before a change go where they went before.
+    fn add(&mut self, item: RecordItem) -> bool {
+        match item {
+            RecordItem::Request(request) => {
+                self.add_request(&request);
+                return false;
+            }
+            RecordItem::ReplaceFile(file) => {
+                self.note_dropped();
+                self.kept = None;
+                self.end_file(RecordEnd::Stopped);
+                self.file = file;
+                self.refresh_kept_names();
+            }
+            RecordItem::AddStream(stream) => self.streams.push(*stream),
+        }
+        self.note_dropped();
+        self.show_active();
+        false
+    }
+
+    fn flush(&mut self) {
+        if let Some(file) = &mut self.file
+            && let Err(end) = file.flush(Clock.now())
+        {
+            self.end_file(end);
+        }
+        let before = self.streams.len();
+        self.streams.retain_mut(StreamSink::flush);
+        let ended = before - self.streams.len();
+        self.control.streams.fetch_sub(ended, Ordering::Relaxed);
+        self.control.sinks.fetch_sub(ended, Ordering::Relaxed);
+        self.show_active();
+    }
+
+    fn end(&mut self) {
+        self.note_dropped();
+        self.flush();
+        self.end_file(RecordEnd::Stopped);
+        self.control.sinks.store(0, Ordering::Relaxed);
+        self.metrics.active.set(0);
+    }
 }
 
 impl RecordWriter {
-    pub(super) fn new(
-        queue: Arc<BoundedQueue<QueueItem>>,
-        control: Arc<WriterControl>,
-        metrics: RecordingMetrics,
-        done: oneshot::Sender<()>,
-    ) -> Self {
+    pub(super) const fn new(control: Arc<WriterControl>, metrics: RecordingMetrics) -> Self {
         Self {
-            queue,
             control,
             metrics,
             kept: None,
             file: None,
             streams: Vec::new(),
-            done,
         }
-    }
-
-    /// Writes until the queue is closed and empty.
-    pub(super) fn run(mut self) {
-        let mut items = Vec::new();
-        while self.queue.pop_all_within(&mut items, self.pause()) {
-            self.note_dropped();
-            self.refresh_kept_names();
-            let mut released = 0;
-            for (item, weight) in items.drain(..) {
-                match item {
-                    QueueItem::Request(request) => {
-                        self.add(&request);
-                        released += weight;
-                    }
-                    QueueItem::Wake => {
-                        self.obey_next();
-                    }
-                }
-            }
-            self.queue.release(released);
-            self.flush(Clock.now());
-        }
-        while self.obey_next() {}
-        self.note_dropped();
-        self.flush(Clock.now());
-        if let Some(file) = self.file.take() {
-            file.end(RecordEnd::Stopped);
-        }
-        self.control.set_active(false);
-        self.metrics.active.set(0);
-        drop(self.done);
-    }
-
-    /// How long to wait for requests.
-    fn pause(&self) -> Duration {
-        let remaining = self.file.as_ref().map(|file| file.remaining(Clock.now()));
-        match remaining {
-            Some(remaining) => remaining.min(TICK),
-            None if self.streams.is_empty() => Duration::from_secs(3600),
-            None => TICK,
-        }
-    }
-
-    /// Obeys a command; requests before it go where they went before. Returns whether there was one.
-    fn obey_next(&mut self) -> bool {
-        let command = self.control.commands.lock().pop_front();
-        match command {
-            None => return false,
-            Some(WriterCommand::ReplaceFile(file)) => {
-                self.note_dropped();
-                self.kept = None;
-                if let Some(ended) = std::mem::replace(&mut self.file, file) {
-                    ended.end(RecordEnd::Stopped);
-                }
-                self.refresh_kept_names();
-            }
-            Some(WriterCommand::AddStream(stream)) => self.streams.push(*stream),
-        }
-        self.note_dropped();
-        self.show_active();
-        true
     }
 
     /// Pseudonyms keep the names of the flow schemas in force.
@@ -265,7 +226,7 @@ impl RecordWriter {
         }
     }
 
-    fn add(&mut self, request: &RecordedRequest) {
+    fn add_request(&mut self, request: &RecordedRequest) {
         if let Some(file) = &mut self.file
             && let Err(end) = file.add(request)
         {
@@ -276,23 +237,6 @@ impl RecordWriter {
         }
         if self.is_recording() {
             self.metrics.recorded.inc();
-        }
-    }
-
-    fn flush(&mut self, now: Instant) {
-        if let Some(file) = &mut self.file
-            && let Err(end) = file.flush(now)
-        {
-            self.end_file(end);
-        }
-        self.streams.retain_mut(StreamSink::flush);
-        let commands = self.control.commands.lock();
-        if commands.is_empty() {
-            self.control
-                .streams
-                .store(self.streams.len(), Ordering::Relaxed);
-            self.control.set_active(self.is_recording());
-            self.show_active();
         }
     }
 
@@ -309,6 +253,7 @@ impl RecordWriter {
     fn end_file(&mut self, end: RecordEnd) {
         if let Some(file) = self.file.take() {
             file.end(end);
+            self.control.sinks.fetch_sub(1, Ordering::Relaxed);
         }
         if end == RecordEnd::Error {
             self.metrics.failed.inc();

@@ -1,4 +1,5 @@
-//! A limit of concurrent requests for each key, with a queue in the order of arrival.
+//! A limit of concurrent requests for each key, with a queue in the order of arrival. Keys take no
+//! turns, since no two of them wait for the same slot.
 //!
 //! A key is tracked only while a request holds a slot of it or waits for one, so there are never
 //! more keys than requests.
