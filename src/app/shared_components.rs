@@ -22,6 +22,7 @@ use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::limiters::{LimiterInForce, Limiters};
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
+use crate::limits::watch_starts::WatchStarts;
 use crate::observe::alarms::board::{AlarmBoard, LossCounts};
 use crate::observe::audit::AuditMetrics;
 use crate::observe::logging::recording::RecordingMetrics;
@@ -72,6 +73,7 @@ pub(super) struct Budgets {
     pub(super) slow_transfers: SlowTransfers,
     pub(super) abandoned_requests: IntGauge,
     pub(super) abandoned_backlog: Arc<AbandonedBacklog>,
+    pub(super) watch_starts: Arc<WatchStarts>,
     pub(super) upgrade_rate: Arc<UpgradeRateLimit>,
     pub(super) connection_budget: ConnectionBudget,
 }
@@ -88,6 +90,7 @@ impl Budgets {
             slow_transfers: SlowTransfers::register(registry),
             abandoned_requests: AbandonedRequests::register(registry),
             abandoned_backlog: AbandonedBacklog::new(registry),
+            watch_starts: WatchStarts::new(registry),
             upgrade_rate: UpgradeRateLimit::new(transfers.upgrades_per_second, registry),
             connection_budget: ConnectionBudget::new(connections, &SlotMetrics::register(registry)),
             memory_limit: MemoryLimit::new(memory_limit, registry),
@@ -169,6 +172,7 @@ impl SharedComponents {
             admission: self.admission.clone(),
             memory_limit: Arc::clone(&self.budgets.memory_limit),
             abandoned_backlog: Arc::clone(&self.budgets.abandoned_backlog),
+            watch_starts: Arc::clone(&self.budgets.watch_starts),
             upgrade_rate: Arc::clone(&self.budgets.upgrade_rate),
             head_budget: Arc::clone(&self.budgets.head_budget),
             request_body_budget: Arc::clone(&self.budgets.request_body_budget),

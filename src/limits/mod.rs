@@ -10,6 +10,7 @@ pub(crate) mod limiters;
 pub mod memory_limit;
 pub(crate) mod rejection;
 pub mod upgrade_rate;
+pub mod watch_starts;
 
 pub use admission::{Admission, Permit};
 pub(crate) use rejection::Rejection;

@@ -7,6 +7,7 @@ use crate::limits::abandoned_backlog::{AbandonedBacklog, backlog_holder};
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
+use crate::limits::watch_starts::{WatchStart, WatchStarts};
 use crate::limits::{Admission, Permit};
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
 use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies, WorkerDependencies};
@@ -39,6 +40,7 @@ pub(crate) struct AdmissionStep {
     upgrade_rate: Arc<UpgradeRateLimit>,
     request_body: RequestBodyStep,
     backlog: Arc<AbandonedBacklog>,
+    watch_starts: Arc<WatchStarts>,
     admission: Admission,
     upstream: Arc<Upstream>,
     request_timeout: Duration,
@@ -56,6 +58,7 @@ impl AdmissionStep {
             upgrade_rate: Arc::clone(&shared.upgrade_rate),
             request_body: RequestBodyStep::new(shared, worker, settings),
             backlog: Arc::clone(&shared.abandoned_backlog),
+            watch_starts: Arc::clone(&shared.watch_starts),
             admission: shared.admission.clone(),
             upstream: Arc::clone(&worker.upstream),
             request_timeout: settings.request_timeout,
@@ -99,6 +102,8 @@ impl AdmissionStep {
         let waited = rates.body.as_ref().is_some_and(|prefix| prefix.waited);
         let turn = self.wait_for_turn(attributes, received.peer, deadline);
         let waited = turn.await? || waited;
+        let (watch_start, waited_to_start) = self.begin_watch(attributes, received.peer).await;
+        let waited = waited || waited_to_start;
         if self.rates.is_configured() || waited {
             times.now = Clock.now();
             trace.record_admission_start(times.now);
@@ -110,7 +115,8 @@ impl AdmissionStep {
             .admit(attributes, times)
             .await
             .map_err(RequestRejection::Limit)?
-            .with_client_limits(rates.client_permit);
+            .with_client_limits(rates.client_permit)
+            .with_watch_start(watch_start);
         let admitted_at = Clock.now();
         trace.record_admitted(&permit, admitted_at);
         permit.record_forwarding(admitted_at);
@@ -141,6 +147,22 @@ impl AdmissionStep {
     ) -> Result<bool, RequestRejection> {
         let recovery = self.wait_for_recovery(attributes, peer, deadline).await?;
         Ok(self.wait_for_backlog(attributes, peer).await? || recovery)
+    }
+
+    /// Begins the start of a watch that takes seats, once so few of its user start that its queue
+    /// has room. Returns it, and whether it waited.
+    async fn begin_watch(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        peer: &Peer,
+    ) -> (Option<Box<WatchStart>>, bool) {
+        if *attributes.info.verb() != Verb::Watch || !self.admission.is_queued(attributes) {
+            return (None, false);
+        }
+        let holder = SlotHolder::for_client(attributes.user, peer.source_network());
+        // Boxed: most requests do not pay for this memory.
+        let (start, waited) = Box::pin(self.watch_starts.begin(holder)).await;
+        (Some(Box::new(start)), waited)
     }
 
     /// After an outage of all API servers, lets a watch or a list wait for its turn. Returns whether
