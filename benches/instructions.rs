@@ -44,6 +44,7 @@ use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile};
 use weir::limits::abandoned_backlog::AbandonedBacklog;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
+use weir::limits::watch_starts::WatchStarts;
 use weir::limits::{Admission, Permit};
 use weir::pipeline::Pipeline;
 use weir::pipeline::connection::head_budget::HeadBudget;
@@ -247,6 +248,7 @@ fn shared(admission: Admission, registry: &Registry) -> SharedDependencies {
         admission,
         memory_limit: MemoryLimit::new(0, registry),
         abandoned_backlog: AbandonedBacklog::new(registry),
+        watch_starts: WatchStarts::new(registry),
         upgrade_rate: UpgradeRateLimit::new(0, registry),
         head_budget: HeadBudget::new(registry),
         request_body_budget: MemoryBudget::new(64 << 20),

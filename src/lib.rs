@@ -48,6 +48,7 @@ pub(crate) mod in_place;
 pub(crate) mod io;
 pub(crate) mod tls;
 pub(crate) mod write_coalescing;
+pub(crate) mod written_first;
 pub mod x509;
 
 // The program

@@ -28,6 +28,8 @@ use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::{
     DEFAULT_UPGRADES_PER_SECOND, UPGRADE_BURST_SECONDS, UpgradeRateLimit,
 };
+use weir::limits::watch_starts;
+use weir::limits::watch_starts::{MAX_STARTING, WatchStarts};
 use weir::observe::alarms::board::AlarmMetric;
 use weir::observe::alarms::list::KINDS;
 use weir::observe::info_metrics::InfoMetrics;
@@ -414,6 +416,16 @@ fn limit_rows() -> Vec<[String; 6]> {
             &["weir_abandoned_backlog_rejected_total"],
         ),
         row(
+            "watches that wait to be queued, because as many of their user start already",
+            format!(
+                "behind {MAX_STARTING} that are queued or hold seats, by user (unauthenticated: by address)"
+            ),
+            format!("{}", watch_starts::MAX_WAITING),
+            "are queued",
+            &["weir_watch_starts_waiting"],
+            &[],
+        ),
+        row(
             "requests for another protocol (`Upgrade`) without a proven credential",
             format!(
                 "`--unproven-upgrades-per-second` by address, {UPGRADE_BURST_SECONDS} times as many at once"
@@ -550,6 +562,7 @@ fn the_metrics_page_matches_the_program() {
     let _slow = SlowTransfers::register(&registry);
     let _upgrades = UpgradeRateLimit::new(DEFAULT_UPGRADES_PER_SECOND, &registry);
     let _backlog = AbandonedBacklog::new(&registry);
+    let _watch_starts = WatchStarts::new(&registry);
     let _memory = MemoryLimit::new(0, &registry);
     let _shares = ConnectionShares::new(&registry);
     let _given_up = AbandonedRequests::register(&registry);

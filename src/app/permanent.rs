@@ -12,6 +12,7 @@ use crate::drain::Drain;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::limiters::Limiters;
 use crate::limits::memory_limit::MemoryLimit;
+use crate::limits::watch_starts::WatchStarts;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::top_talkers::TopTalkers;
@@ -51,6 +52,7 @@ pub(super) struct Permanent {
     pub(super) slow_transfers: SlowTransfers,
     pub(super) abandoned_requests: IntGauge,
     pub(super) abandoned_backlog: Arc<AbandonedBacklog>,
+    pub(super) watch_starts: Arc<WatchStarts>,
     pub(super) connection_budget: ConnectionBudget,
     pub(super) rejection_responses: Arc<RejectionResponseCache>,
     pub(super) rejection_delay: Arc<RejectionDelay>,
@@ -100,6 +102,7 @@ impl Permanent {
             slow_transfers: SlowTransfers::register(registry),
             abandoned_requests: AbandonedRequests::register(registry),
             abandoned_backlog: AbandonedBacklog::new(registry),
+            watch_starts: WatchStarts::new(registry),
             connection_budget: ConnectionBudget::new(
                 config.upstream.max_connections,
                 &SlotMetrics::register(registry),

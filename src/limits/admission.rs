@@ -7,6 +7,7 @@ use crate::flowcontrol::controller::{
     AdmissionPermit, Controller, FlowControlDecision, RequestTimes,
 };
 use crate::limits::rejection::Rejection;
+use crate::limits::watch_starts::WatchStart;
 use weir_base::clock::Clock;
 use weir_flowcontrol::matching::bypasses_fairness;
 use weir_kubernetes::api::user::GROUP_MASTERS;
@@ -67,6 +68,7 @@ impl Admission {
         Ok(Permit {
             concurrency,
             client_limits: None,
+            watch_start: None,
             forwarded_at: None,
         })
     }
@@ -78,6 +80,19 @@ impl Admission {
         match self {
             Self::Fairness(_) => 0,
             Self::MaxInFlight(_) => 1,
+        }
+    }
+
+    /// Whether the request takes seats, and is queued or rejected where there are none.
+    #[must_use]
+    pub(crate) fn is_queued(&self, attributes: &AdmissionAttributes<'_>) -> bool {
+        match self {
+            Self::Fairness(controller) => {
+                !controller.is_dry_run()
+                    && !bypasses_fairness(attributes.info)
+                    && !controller.is_exempt(attributes.info, attributes.user)
+            }
+            Self::MaxInFlight(_) => false,
         }
     }
 
@@ -99,6 +114,8 @@ pub struct Permit {
     concurrency: Option<ConcurrencyPermit>,
     /// The permit of the client limits.
     client_limits: Option<Box<ClientLimitPermit>>,
+    /// The start of a watch, as long as it holds its seats.
+    watch_start: Option<Box<WatchStart>>,
     /// When the request was forwarded to the upstream.
     forwarded_at: Option<Instant>,
 }
@@ -117,6 +134,13 @@ impl Permit {
         client_limits: Option<Box<ClientLimitPermit>>,
     ) -> Self {
         self.client_limits = client_limits;
+        self
+    }
+
+    /// Adds the start of a watch.
+    #[must_use]
+    pub(crate) fn with_watch_start(mut self, watch_start: Option<Box<WatchStart>>) -> Self {
+        self.watch_start = watch_start;
         self
     }
 
@@ -162,6 +186,7 @@ impl Permit {
     /// Releases the seats of a watch whose initial events have been sent. From then on the watch is
     /// only counted. No effect if it has released them already.
     pub(crate) fn release_watch_seats(&mut self) {
+        self.watch_start = None;
         if let Some(ConcurrencyPermit::Seats(admitted)) = &mut self.concurrency {
             admitted.mark_initialized();
         }

@@ -11,6 +11,7 @@ pub mod memory_limit;
 pub(crate) mod rejection;
 pub mod total_finder;
 pub mod upgrade_rate;
+pub mod watch_starts;
 
 pub use admission::{Admission, Permit};
 pub(crate) use rejection::Rejection;

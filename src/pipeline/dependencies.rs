@@ -17,6 +17,7 @@ use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::upgrade_rate::{DEFAULT_UPGRADES_PER_SECOND, UpgradeRateLimit};
+use crate::limits::watch_starts::WatchStarts;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::reject::body_drain::BodyDrainBudget;
 use crate::pipeline::reject::delay::RejectionDelay;
@@ -73,6 +74,8 @@ pub struct SharedDependencies {
     pub memory_limit: Arc<MemoryLimit>,
     /// The abandoned requests that have no seat.
     pub abandoned_backlog: Arc<AbandonedBacklog>,
+    /// The watches that start.
+    pub watch_starts: Arc<WatchStarts>,
     /// How often requests without a verified credential may request a protocol upgrade.
     pub upgrade_rate: Arc<UpgradeRateLimit>,
     /// Memory for request heads until their user is authenticated.

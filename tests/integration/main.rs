@@ -18,6 +18,7 @@ mod auth_modes;
 #[cfg(feature = "playground")]
 mod authentication;
 mod back_pressure;
+mod broken_bodies;
 mod check;
 mod check_files;
 #[cfg(feature = "playground")]

@@ -1,10 +1,14 @@
 //! A request is retried only if it cannot have been executed, and it is executed once.
 
 use std::collections::HashMap;
+use std::io::{Read, Write};
 use std::sync::Arc;
 
+use crate::support::certificates;
+use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::{FakeUpstream, RawUpstream};
+use crate::support::raw_http1::RawHttp1;
 use crate::support::raw_http2::{RawFrame, RawHttp2};
 use crate::support::weir::Weir;
 use crate::support::{HttpVersion, fake_upstream, raw_http2, weir};
@@ -13,6 +17,12 @@ const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=1";
 
 const REFUSED_STREAM: u32 = 7;
+
+const EXEC_SPDY: &str = "POST /api/v1/namespaces/a/pods/b/exec?command=sh HTTP/1.1\r\nHost: weir\r\n\
+    Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n";
+const EXEC_WEBSOCKET: &str = "GET /api/v1/namespaces/a/pods/b/exec?command=sh HTTP/1.1\r\nHost: weir\r\n\
+    Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+    Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 
 const RETRIES_METRIC: &str = "weir_upstream_retries_total";
 
@@ -296,4 +306,58 @@ async fn a_full_connection_after_goaway_does_not_block_requests() {
     assert_eq!(call.response().await.status, 200);
     listed.send("another").await;
     assert_eq!(list.body().next_text().await, "another");
+}
+
+/// A TLS server that ends each connection before it has read a request: behind its own part of the
+/// handshake.
+fn close_after_handshake(mut tcp: std::net::TcpStream) {
+    let config = certificates::upstream_tls_config(&[HttpVersion::Http1.alpn()], &pki().server);
+    let mut tls = rustls::ServerConnection::new(Arc::new(config)).unwrap();
+    while !tls.wants_write() {
+        tls.read_tls(&mut tcp).unwrap();
+        tls.process_new_packets().unwrap();
+    }
+    tls.send_close_notify();
+    let mut flight = Vec::new();
+    while tls.wants_write() {
+        tls.write_tls(&mut flight).unwrap();
+    }
+    tcp.write_all(&flight).unwrap();
+    let _ = tcp.read_to_end(&mut Vec::new()); // until weir closes it
+}
+
+#[tokio::test]
+async fn an_upgrade_that_never_left_is_sent_again_on_a_new_connection() {
+    for near in [EXEC_SPDY, EXEC_WEBSOCKET] {
+        let upstream = RawUpstream::start().await;
+        let weir = weir::builder(upstream.address).start().await;
+        let mut client = weir.raw_http1_with_certificate(Some(&pki().admin)).await;
+        client.send(near).await;
+        let closing = upstream.accept_tcp().await.into_std().unwrap();
+        closing.set_nonblocking(false).unwrap();
+        let closed = tokio::task::spawn_blocking(|| close_after_handshake(closing));
+        let mut server = RawHttp1::new(upstream.accept_trusted(HttpVersion::Http1).await);
+        let request = server.read_request_head().await;
+        assert!(request.headers.get("upgrade").is_some(), "{request:?}");
+        assert_eq!(request.headers.all("cdn-loop").len(), 1);
+        server
+            .send("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
+            .await;
+        assert_eq!(client.read_response_head().await.status, 101);
+        closed.await.unwrap();
+        assert_eq!(weir.metric(RETRIES_METRIC).await, 1.0);
+    }
+}
+
+#[tokio::test]
+async fn an_upgrade_of_which_a_byte_has_left_is_not_sent_again() {
+    let upstream = RawUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
+    let mut client = weir.raw_http1_with_certificate(Some(&pki().admin)).await;
+    client.send(EXEC_SPDY).await;
+    let mut server = RawHttp1::new(upstream.accept_trusted(HttpVersion::Http1).await);
+    server.read_request_head().await;
+    server.close().await;
+    assert_eq!(client.read_response_head().await.status, 502);
+    assert_eq!(weir.metric(RETRIES_METRIC).await, 0.0);
 }

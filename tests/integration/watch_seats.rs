@@ -6,6 +6,7 @@ use std::time::Duration;
 use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
+use ::weir::limits::watch_starts::MAX_STARTING;
 use ::weir_kubernetes::document;
 
 use crate::support::client::TestRequest;
@@ -43,9 +44,15 @@ const ADDED: &str = "{\"type\":\"ADDED\",\"object\":{\"kind\":\"ConfigMap\"}}\n"
 const SEATS: &str =
     r#"apiserver_flowcontrol_current_executing_seats{flow_schema="devs",priority_level="narrow"}"#;
 
+const WAITING: &str = "weir_watch_starts_waiting";
+
 async fn start(upstream: &FakeUpstream) -> Weir {
+    start_with(upstream, NARROW_MANIFEST).await
+}
+
+async fn start_with(upstream: &FakeUpstream, manifest: &str) -> Weir {
     let mut errors = document::Diagnostics::default();
-    let nodes = document::parse_all("narrow.yaml", NARROW_MANIFEST, &mut errors);
+    let nodes = document::parse_all("narrow.yaml", manifest, &mut errors);
     let objects = ::weir_kubernetes::api::flowcontrol::read(&nodes, &mut errors);
     assert!(!errors.has_errors(), "{errors}");
     weir::builder(upstream.address)
@@ -94,6 +101,37 @@ async fn of_a_burst_of_watches_for_one_seat_none_is_rejected() {
         }
         weir.wait_for_metric(SEATS, 0.0).await;
     }
+}
+
+/// The queue of the level has room for 100.
+#[tokio::test]
+async fn of_a_burst_of_watches_beyond_the_queue_none_is_rejected() {
+    let mut upstream = FakeUpstream::start().await;
+    let manifest = NARROW_MANIFEST.replace("queueLengthLimit: 1000", "queueLengthLimit: 100");
+    let weir = start_with(&upstream, &manifest).await;
+    let mut clients = [HttpVersion::Http2; 2].map(|http| weir.alice(http));
+    let mut calls = Vec::new();
+    for client in &mut clients {
+        for n in 0..60 {
+            let target = format!("/api/v1/namespaces/n{n}/configmaps?watch=1");
+            calls.push(client.send(TestRequest::get(&target)).await);
+        }
+    }
+    let mut open = vec![upstream.next_exchange().await];
+    // All have arrived: one has the seat, and others are queued.
+    let waiting = calls.len() - MAX_STARTING;
+    weir.wait_for_metric(WAITING, f64::from(u32::try_from(waiting).unwrap()))
+        .await;
+    open[0].send_head(200, &[("content-type", JSON)]).await;
+    while open.len() < calls.len() {
+        let mut exchange = upstream.next_exchange().await;
+        exchange.send_head(200, &[("content-type", JSON)]).await;
+        open.push(exchange);
+    }
+    for call in &mut calls {
+        assert_eq!(call.head().await.status, 200);
+    }
+    weir.wait_for_metric(WAITING, 0.0).await;
 }
 
 /// By each form of a watch, the head, the events or the bookmark after which its seat is free.

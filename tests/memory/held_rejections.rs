@@ -30,6 +30,7 @@ use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile, tokens
 use weir::limits::abandoned_backlog::AbandonedBacklog;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
+use weir::limits::watch_starts::WatchStarts;
 use weir::limits::{Admission, Permit};
 use weir::pipeline::Pipeline;
 use weir::pipeline::connection::head_budget::HeadBudget;
@@ -170,6 +171,7 @@ async fn full_pipeline() -> FullPipeline {
         admission,
         memory_limit: MemoryLimit::new(0, &registry),
         abandoned_backlog: AbandonedBacklog::new(&registry),
+        watch_starts: WatchStarts::new(&registry),
         upgrade_rate: UpgradeRateLimit::new(0, &registry),
         head_budget: HeadBudget::new(&registry),
         request_body_budget: MemoryBudget::new(64 << 20),

@@ -3,6 +3,7 @@
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::backlog_holder;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
+use crate::limits::watch_starts::WatchStart;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
 use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::body_drain::RequestBodyState;
@@ -58,6 +59,8 @@ impl Pipeline {
         let waited = rates.body.as_ref().is_some_and(|prefix| prefix.waited);
         let turn = self.wait_for_turn(attributes, received.peer, deadline);
         let waited = turn.await? || waited;
+        let (watch_start, waited_to_start) = self.begin_watch(attributes, received.peer).await;
+        let waited = waited || waited_to_start;
         if self.shared.rates.is_configured() || waited {
             times.now = Clock.now();
             trace.record_admission_start(times.now);
@@ -70,7 +73,8 @@ impl Pipeline {
             .admit(attributes, times)
             .await
             .map_err(RequestRejection::Limit)?
-            .with_client_limits(rates.client_permit);
+            .with_client_limits(rates.client_permit)
+            .with_watch_start(watch_start);
         let admitted_at = Clock.now();
         trace.record_admitted(&permit, admitted_at);
         permit.record_forwarding(admitted_at);
@@ -99,6 +103,22 @@ impl Pipeline {
     ) -> Result<bool, RequestRejection> {
         let recovery = self.wait_for_recovery(attributes, peer, deadline).await?;
         Ok(self.wait_for_backlog(attributes, peer).await? || recovery)
+    }
+
+    /// Begins the start of a watch that takes seats, once so few of its user start that its queue
+    /// has room. Returns it, and whether it waited.
+    async fn begin_watch(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        peer: &Peer,
+    ) -> (Option<Box<WatchStart>>, bool) {
+        if *attributes.info.verb() != Verb::Watch || !self.shared.admission.is_queued(attributes) {
+            return (None, false);
+        }
+        let holder = SlotHolder::for_client(attributes.user, peer.source_network());
+        // Boxed: most requests do not pay for this memory.
+        let (start, waited) = Box::pin(self.shared.watch_starts.begin(holder)).await;
+        (Some(Box::new(start)), waited)
     }
 
     /// After an outage of all API servers, lets a watch or a list wait for its turn. Returns whether

@@ -227,6 +227,9 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for InspectedStream<S, H> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(cx);
         self.write_progress.record_flush(&polled);
+        if matches!(polled, Poll::Ready(Ok(()))) {
+            self.unwritten_bytes.record_flush();
+        }
         self.record_pending(polled)
     }
 

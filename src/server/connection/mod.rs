@@ -11,6 +11,7 @@ pub(crate) mod head_monitor;
 pub(crate) mod idle_timeout;
 pub(crate) mod inspected_stream;
 pub(crate) mod not_tls;
+pub(crate) mod ordered_error;
 pub(crate) mod rare_events;
 pub(crate) mod staged_close;
 pub(crate) mod stream_executor;
@@ -68,6 +69,7 @@ use crate::server::connection::inspected_stream::{
     Http2InspectedStream, InspectedStream, LastStreamId,
 };
 use crate::server::connection::not_tls::wait_for_tls;
+use crate::server::connection::ordered_error::{OrderedErrorBody, ResponseConnection};
 use crate::server::connection::rare_events::{FirstReady, poll_with_rare_event};
 use crate::server::connection::staged_close::discard_until_closed;
 use crate::server::connection::stream_executor::StreamExecutor;
@@ -308,8 +310,11 @@ async fn serve_http1(
         head_monitor.http1_record_request(!request.body().is_end_stream());
         let unwritten_bytes = Arc::clone(&unwritten_bytes);
         let response = respond(Arc::clone(client), &requests, request);
-        response
-            .map_ok(|response| response.map(|body| BackpressureBody::new(body, unwritten_bytes)))
+        response.map_ok(|response| {
+            let sent_on = ResponseConnection::Http1(Arc::clone(unwritten_bytes.flushes()));
+            let ordered = response.map(|body| OrderedErrorBody::new(body, sent_on));
+            ordered.map(|body| BackpressureBody::new(body, unwritten_bytes))
+        })
     });
     let mut connection = http1::Builder::new()
         .timer(HeadTimer::new(head_monitor))
@@ -402,7 +407,9 @@ async fn serve_http2(
         if connections.goaway_chance > 0.0 && fastrand::f64() < connections.goaway_chance {
             go_away.notify_one();
         }
-        respond(Arc::clone(client), &requests, request)
+        respond(Arc::clone(client), &requests, request).map_ok(|response| {
+            response.map(|body| OrderedErrorBody::new(body, ResponseConnection::Http2))
+        })
     });
     let write_progress = write_progress.with_unread(requests.unread());
     let last_stream = Arc::<LastStreamId>::default();

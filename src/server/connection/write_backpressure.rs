@@ -13,6 +13,8 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http_body::{Body, Frame, SizeHint};
 
+use crate::written_first::FlushSignal;
+
 /// A body is not polled while this many of its bytes are unwritten: as much as an HTTP/2 stream may
 /// hold, plus a frame.
 pub(crate) const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
@@ -23,6 +25,7 @@ pub(crate) const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
 pub(crate) struct UnwrittenBytes {
     count: AtomicUsize,
     body_waker: AtomicWaker,
+    flushes: Arc<FlushSignal>,
 }
 
 impl UnwrittenBytes {
@@ -38,6 +41,16 @@ impl UnwrittenBytes {
         if before >= MAX_UNWRITTEN_BYTES {
             self.body_waker.wake();
         }
+    }
+
+    /// Records that all was written.
+    pub(crate) fn record_flush(&self) {
+        self.flushes.record_flush();
+    }
+
+    /// The flushes of the connection.
+    pub(crate) const fn flushes(&self) -> &Arc<FlushSignal> {
+        &self.flushes
     }
 
     fn has_capacity(&self) -> bool {

@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::in_place;
 use crate::upstream::body::request_body::RequestBody;
+use crate::written_first::WrittenFirst;
 
 /// A request body that is being sent. Dropping it stops the task. The stream, if nothing else holds
 /// it, is reset when the runtime next polls the task.
@@ -41,10 +42,14 @@ impl BodyPump {
 }
 
 /// Sends a body as it arrives, as fast as the peer takes it. Whatever keeps it from being sent in
-/// full resets the stream: the peer would wait for the rest. If the peer has reset it, that changes
-/// nothing, and the response says why.
+/// full resets the stream, behind what was sent: the peer would wait for the rest. If the peer has
+/// reset it, that changes nothing, and the response says why.
 async fn send_body(mut body: impl Body<Data = Bytes> + Unpin, mut stream: SendStream<Bytes>) {
     if pump_frames(&mut body, &mut stream).await.is_err() {
+        let (written, marker) = WrittenFirst::on_http2();
+        if stream.send_data(marker, false).is_ok() {
+            written.await;
+        }
         stream.send_reset(Reason::CANCEL);
     }
 }
@@ -153,19 +158,29 @@ mod tests {
         Some(Frame::trailers(HeaderMap::from_iter([field])))
     }
 
-    /// Sends a body of these frames. Returns how its peer sees it end: the reason of a reset.
-    async fn send(frames: impl IntoIterator<Item = Option<Frame<Bytes>>>) -> Result<(), Reason> {
+    /// Sends a body of these frames. Returns the number of bytes that its peer receives, and how it
+    /// sees the body end: the reason of a reset.
+    async fn send(
+        frames: impl IntoIterator<Item = Option<Frame<Bytes>>>,
+    ) -> (usize, Result<(), Reason>) {
         let (near, far) = tokio::io::duplex(64 << 10);
         let peer = async {
             let mut connection = h2::server::handshake(far).await.unwrap();
             let (request, _respond) = connection.accept().await.unwrap().unwrap();
             let received = async move {
                 let mut body = request.into_body();
+                let mut bytes = 0;
                 while let Some(piece) = body.data().await {
-                    piece.map_err(|why| why.reason().unwrap())?;
+                    match piece {
+                        Ok(piece) => bytes += piece.len(),
+                        Err(why) => return (bytes, Err(why.reason().unwrap())),
+                    }
                 }
                 let trailers = body.trailers().await;
-                trailers.map(drop).map_err(|why| why.reason().unwrap())
+                (
+                    bytes,
+                    trailers.map(drop).map_err(|why| why.reason().unwrap()),
+                )
             };
             tokio::select! {
                 received = received => received,
@@ -193,7 +208,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_that_the_library_refuses_to_send_resets_its_stream() {
-        assert_eq!(send([data(), trailers("x-sum", "1")]).await, Ok(()));
+        assert_eq!(send([data(), trailers("x-sum", "1")]).await, (2, Ok(())));
         for (name, value) in [
             ("connection", "close"),
             ("keep-alive", "1"),
@@ -203,8 +218,13 @@ mod tests {
             ("upgrade", "h2c"),
         ] {
             let reset = send([data(), trailers(name, value)]).await;
-            assert_eq!(reset, Err(Reason::CANCEL), "{name}");
+            assert_eq!(reset, (2, Err(Reason::CANCEL)), "{name}");
         }
-        assert_eq!(send([data(), None]).await, Err(Reason::CANCEL));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_resets_its_stream_behind_what_was_sent() {
+        let broken = send([data(), data(), None]).await;
+        assert_eq!(broken, (4, Err(Reason::CANCEL)));
     }
 }

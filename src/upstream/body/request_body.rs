@@ -3,11 +3,12 @@
 //! Frames are forwarded as they arrive; nothing is buffered. Trailers are cleaned here, since they
 //! arrive after the headers were.
 
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -19,6 +20,7 @@ use crate::upstream::body::client_body::{ClientBody, ClientBodyError};
 use crate::upstream::body::progress::{ABORTED, BodyProgress, BodyState, COMPLETE, MALFORMED};
 use crate::upstream::headers;
 use crate::upstream::headers::InvalidHeaders;
+use crate::written_first::{FlushSignal, WrittenFirst};
 use weir_kubernetes::numeric::saturating_u64;
 
 /// The body of a request to the upstream.
@@ -44,6 +46,10 @@ struct StreamedBody {
     incoming: ClientBody,
     identity_headers: Arc<IdentityHeaders>,
     progress: Arc<BodyProgress>,
+    /// The flushes of the HTTP/1.1 connection that it is sent on, as long as that is open.
+    flushes: Weak<FlushSignal>,
+    /// Its error, and when that counts.
+    failed: Option<Box<(RequestBodyError, WrittenFirst)>>,
 }
 
 impl RequestBody {
@@ -62,6 +68,8 @@ impl RequestBody {
                 incoming,
                 identity_headers: names,
                 progress,
+                flushes: Weak::new(),
+                failed: None,
             }
         })))
     }
@@ -82,6 +90,13 @@ impl RequestBody {
     #[must_use]
     pub(crate) fn internal(body: Bytes) -> Self {
         Self(RequestBodyKind::Internal(body))
+    }
+
+    /// It is sent on an HTTP/1.1 connection: its error follows what it has handed out.
+    pub(crate) fn fail_after_flush(&mut self, flushes: &Arc<FlushSignal>) {
+        if let RequestBodyKind::Streamed(body) = &mut self.0 {
+            body.flushes = Arc::downgrade(flushes);
+        }
     }
 
     /// A copy for another attempt, which shares its memory. `None` if it is not all in memory.
@@ -147,6 +162,25 @@ pub(crate) fn classify_error(error: &ClientBodyError) -> BodyState {
 }
 
 impl StreamedBody {
+    /// [`poll_frame`](Self::poll_frame), with an error behind what was handed out.
+    fn poll_ordered(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
+        if let Some(failed) = &mut self.failed {
+            ready!(Pin::new(&mut failed.1).poll(cx));
+            return Poll::Ready(self.failed.take().map(|failed| Err(failed.0)));
+        }
+        match (ready!(self.poll_frame(cx)), self.flushes.upgrade()) {
+            (Some(Err(error)), Some(flushes)) => {
+                let written = WrittenFirst::on_http1(&flushes, cx.waker());
+                self.failed = Some(Box::new((error, written)));
+                Poll::Pending
+            }
+            (polled, _) => Poll::Ready(polled),
+        }
+    }
+
     fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
@@ -218,7 +252,7 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
         Poll::Ready(match &mut self.0 {
             RequestBodyKind::Empty => None,
-            RequestBodyKind::Streamed(body) => return body.poll_frame(cx),
+            RequestBodyKind::Streamed(body) => return body.poll_ordered(cx),
             RequestBodyKind::Buffered(read) => read.next_frame().map(Ok),
             RequestBodyKind::Internal(body) if body.is_empty() => None,
             RequestBodyKind::Internal(body) => Some(Ok(Frame::data(std::mem::take(body)))),

@@ -8,9 +8,12 @@
 use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::written_first::FlushSignal;
 
 /// A stream whose failed writes are reported once all has been read.
 #[derive(Debug)]
@@ -19,16 +22,23 @@ pub(crate) struct DeferredWriteErrors<S> {
     /// The error of the first write that failed, until it is reported.
     error: Option<io::Error>,
     read_ended: bool,
+    flushes: Arc<FlushSignal>,
 }
 
 impl<S> DeferredWriteErrors<S> {
     /// Wraps `stream`.
-    pub(crate) const fn new(stream: S) -> Self {
+    pub(crate) fn new(stream: S) -> Self {
         Self {
             stream,
             error: None,
             read_ended: false,
+            flushes: Arc::default(),
         }
+    }
+
+    /// The flushes of the connection.
+    pub(crate) const fn flushes(&self) -> &Arc<FlushSignal> {
+        &self.flushes
     }
 
     /// The result of a write: an error is kept, and `discarded` counts as written.
@@ -99,9 +109,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for DeferredWriteErrors<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.is_discarding()? {
+            self.flushes.record_flush();
             return Poll::Ready(Ok(()));
         }
         let flushed = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        self.flushes.record_flush();
         Poll::Ready(self.defer(flushed, ()))
     }
 

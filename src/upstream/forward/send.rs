@@ -67,7 +67,11 @@ pub(crate) enum AttemptError<M> {
 }
 
 impl<M: AuthMode> AttemptError<M> {
-    fn not_executed(head: RequestHead<M>, body: RequestBody, error: ForwardError) -> Self {
+    pub(super) fn not_executed(
+        head: RequestHead<M>,
+        body: RequestBody,
+        error: ForwardError,
+    ) -> Self {
         Self::NotExecuted(Box::new(Outgoing { head, body }), error)
     }
 

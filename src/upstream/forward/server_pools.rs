@@ -277,36 +277,33 @@ impl<M: AuthMode> ServerPools<M> {
         mut head: RequestHead<M>,
         body: RequestBody,
         protocol: HeaderValue,
-        context: SendContext<'_>,
+        mut context: SendContext<'_>,
     ) -> Result<Response<ResponseBody>, ForwardError> {
+        self.retry_budget.deposit();
         let kind = RequestTraits {
             long_running: true,
             is_health_check: is_health_check(head.path()),
         };
-        let mut tried = Vec::new();
-        let (choice, connection) = loop {
-            let choice = self.choose_when_ready(kind, &tried).await?;
-            let counted = choice.server.count_request(true);
-            match choice.pool.open_upgrade(context.requester, counted).await {
-                Ok(connection) => break (choice, connection),
-                Err(error) => {
-                    self.record_error(&choice.server, &error);
-                    if !choice.has_alternative || !is_server_specific(&error) {
-                        return Err(error);
-                    }
-                    self.servers.metrics().retries_elsewhere.inc();
-                    tried.push(choice.server);
-                }
-            }
-        };
         head.append_cdn_loop(&self.settings.instance_id);
-        let sent = connection.send(&choice.pool, head.with_upgrade(protocol), body, context);
-        let result = sent.await;
-        match &result {
-            Ok(_) => self.servers.record_success(&choice.server),
-            Err(error) => self.record_error(&choice.server, error),
+        let head = head.with_upgrade(protocol);
+        let mut request = Outgoing { head, body };
+        let mut tries = Tries::default();
+        loop {
+            let choice = self.choose_when_ready(kind, &tries.tried).await?;
+            let counted = choice.server.count_request(true);
+            let patience = choice.has_alternative.then_some(PATIENCE);
+            let pool = &choice.pool;
+            let sent = pool.attempt_upgrade(request, counted, patience, &mut context);
+            let failed = match sent.await {
+                Ok(response) => {
+                    self.servers.record_success(&choice.server);
+                    return Ok(response);
+                }
+                Err(failed) => failed,
+            };
+            self.record_failure(&choice.server, &failed);
+            request = self.next_request(failed, choice, &mut tries)?;
         }
-        result
     }
 
     /// The request for another attempt, or the error that ends it.

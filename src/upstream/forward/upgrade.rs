@@ -1,7 +1,8 @@
 //! Requests that upgrade the protocol: exec, attach, port-forward, and watches over WebSocket.
 //!
 //! Each has an HTTP/1.1 connection of its own, which never serves another request, whatever the
-//! response. Bytes are forwarded only after 101, and then any bytes of any protocol. A response
+//! response. A request that never left, because its connection was closing, is sent again as any
+//! other. Bytes are forwarded only after 101, and then any bytes of any protocol. A response
 //! other than 101 is forwarded unchanged, so that a client's fall-back from WebSocket to SPDY
 //! works.
 
@@ -26,7 +27,7 @@ use crate::upstream::connection::connection_budget::RequestSlot;
 use crate::upstream::connection::connector::Http1Purpose;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
-use crate::upstream::forward::send::SendContext;
+use crate::upstream::forward::send::{AttemptError, Outgoing, SendContext};
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::pool::Pool;
@@ -36,20 +37,67 @@ use crate::upstream::servers::api_server::ServerRequest;
 use weir_base::clock::Clock;
 
 /// A connection for one request that upgrades the protocol.
-pub(super) struct UpgradeConnection {
+struct UpgradeConnection {
     sender: http1::SendRequest<RequestBody>,
     guard: UpgradeGuard,
 }
 
 impl<M: AuthMode> Pool<M> {
-    /// Opens a connection for an upgrade. `counted` counts the request as in flight on its server.
+    /// Tries to send a request for an upgrade once, on a connection that is opened for it within
+    /// `patience`, if that is a time. `counted` counts the request as in flight on its server. The
+    /// caller keeps the guard until the response body, or the other protocol, has ended.
     ///
     /// # Errors
-    /// There is no connection. Nothing has been sent then.
+    /// The request got no response; the error says whether it can be sent again. It can if it never
+    /// left, because the connection was closing.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection.
-    pub(super) async fn open_upgrade(
+    pub(super) async fn attempt_upgrade(
+        &self,
+        Outgoing { head, body }: Outgoing<M>,
+        counted: ServerRequest,
+        patience: Option<Duration>,
+        context: &mut SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, AttemptError<M>> {
+        let opening = self.open_upgrade(context.requester, counted);
+        let opened = match patience {
+            None => opening.await,
+            Some(patience) => timeout(patience, opening)
+                .await
+                .unwrap_or(Err(ForwardError::ConnectTimeout(patience))),
+        };
+        let mut connection = match opened {
+            Ok(connection) => connection,
+            Err(error) => {
+                let unsent = Box::new(Outgoing { head, body });
+                return Err(AttemptError::NoConnection(unsent, error));
+            }
+        };
+        let app_host = head.app_host();
+        let request = self.frame_http1(head, body);
+        *context.sent_at = Some(Clock.now());
+        let mut failed = match connection.sender.try_send_request(request).await {
+            Ok(response) => {
+                *context.guard = Some(Box::new(connection.guard));
+                return Ok(response.map(ResponseBody::from));
+            }
+            Err(failed) => failed,
+        };
+        let Some(unsent) = failed.take_message() else {
+            return Err(AttemptError::Final(ForwardError::reset(
+                failed.into_error(),
+            )));
+        };
+        *context.sent_at = None;
+        let (parts, body) = unsent.into_parts();
+        let head = RequestHead::from_unsent(parts, app_host);
+        let error = failed.into_error().into();
+        Err(AttemptError::not_executed(head, body, error))
+    }
+
+    /// Opens a connection for an upgrade.
+    async fn open_upgrade(
         &self,
         requester: &Requester,
         counted: ServerRequest,
@@ -70,31 +118,6 @@ impl<M: AuthMode> Pool<M> {
         });
         let guard = UpgradeGuard(slot, counted);
         Ok(UpgradeConnection { sender, guard })
-    }
-}
-
-impl UpgradeConnection {
-    /// Sends a request for an upgrade. The caller keeps the guard until the response body, or the
-    /// other protocol, has ended.
-    ///
-    /// # Errors
-    /// The request got no response; the error says which side failed.
-    ///
-    /// # Cancel safety
-    /// Dropping the future closes the connection.
-    pub(super) async fn send<M: AuthMode>(
-        mut self,
-        pool: &Pool<M>,
-        head: RequestHead<M>,
-        body: RequestBody,
-        SendContext { guard, sent_at, .. }: SendContext<'_>,
-    ) -> Result<Response<ResponseBody>, ForwardError> {
-        let request = pool.frame_http1(head, body);
-        *sent_at = Some(Clock.now());
-        let response = self.sender.send_request(request).await;
-        let response = response.map_err(ForwardError::reset)?;
-        *guard = Some(Box::new(self.guard));
-        Ok(response.map(ResponseBody::from))
     }
 }
 

@@ -466,6 +466,7 @@ impl<M: AuthMode> Pool<M> {
         generation: u64,
         permit: Option<ConnectionPermit>,
     ) -> Result<Http1Sender, ForwardError> {
+        let flushes = Arc::clone(connection.inner().flushes());
         let (sender, driver) = http_settings::http1_builder()
             .handshake(connection)
             .await
@@ -477,7 +478,13 @@ impl<M: AuthMode> Pool<M> {
             drop((open, permit));
             drop::<oneshot::Sender<()>>(end);
         });
-        Ok(Http1Sender::new(sender, ended, generation, Clock.now()))
+        Ok(Http1Sender::new(
+            sender,
+            flushes,
+            ended,
+            generation,
+            Clock.now(),
+        ))
     }
 
     /// Opens a shared connection in a task of its own, so that it does not depend on the request

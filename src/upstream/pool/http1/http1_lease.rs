@@ -79,12 +79,13 @@ impl Http1Lease {
     /// The connection is closed. Returns the request.
     pub(crate) fn send_request(
         &mut self,
-        request: Request<RequestBody>,
+        mut request: Request<RequestBody>,
         may_finish: bool,
     ) -> Result<(), Box<Request<RequestBody>>> {
         let Some(sender) = self.sender.as_mut() else {
             return Err(Box::new(request));
         };
+        request.body_mut().fail_after_flush(&sender.flushes);
         let head: Http1ResponseFuture =
             in_place::pinned(|| sender.requests.try_send_request(request));
         self.pending = Some(PendingHttp1 {

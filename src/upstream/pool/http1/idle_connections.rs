@@ -4,12 +4,14 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::client::conn::http1;
 use tokio::sync::oneshot;
 
 use crate::upstream::body::request_body::RequestBody;
+use crate::written_first::FlushSignal;
 use weir_base::clock::Clock;
 
 /// An idle HTTP/1.1 connection is closed after this long. kube-apiserver closes one after 90 s;
@@ -26,6 +28,8 @@ pub(crate) struct Http1Sender {
     pub(crate) requests: http1::SendRequest<RequestBody>,
     /// Whether it has waited for a request: the server may close it as one is sent.
     pub(crate) was_idle: bool,
+    /// The flushes of the connection.
+    pub(crate) flushes: Arc<FlushSignal>,
     /// Fails once the connection has been closed.
     ended: oneshot::Receiver<()>,
     /// A connection of an earlier generation is not kept: it presented a certificate that has been
@@ -39,6 +43,7 @@ impl Http1Sender {
     /// `ended` is dropped once it has been closed.
     pub(crate) fn new(
         requests: http1::SendRequest<RequestBody>,
+        flushes: Arc<FlushSignal>,
         ended: oneshot::Receiver<()>,
         generation: u64,
         now: Instant,
@@ -46,6 +51,7 @@ impl Http1Sender {
         Self {
             requests,
             was_idle: false,
+            flushes,
             ended,
             generation,
             retires_at: now + max_age(fastrand::f64()),
@@ -151,7 +157,13 @@ mod tests {
         let (near, _far) = tokio::io::duplex(1024);
         let (requests, driver) = http1::handshake(TokioIo::new(near)).await.unwrap();
         tokio::spawn(driver);
-        let mut sender = Http1Sender::new(requests, oneshot::channel().1, 0, Clock.now());
+        let mut sender = Http1Sender::new(
+            requests,
+            Arc::default(),
+            oneshot::channel().1,
+            0,
+            Clock.now(),
+        );
         sender.requests.ready().await.unwrap();
         let retires_at = sender.retires_at;
         idle.put(sender);
