@@ -25,6 +25,7 @@ use weir::limits::abandoned_backlog::{
     AbandonedBacklog, MAX_EXECUTING, MAX_WAITING, MAX_WAITING_PER_REQUESTER,
 };
 use weir::limits::memory_limit::MemoryLimit;
+use weir::limits::total_finder::TotalMetrics;
 use weir::limits::upgrade_rate::{
     DEFAULT_UPGRADES_PER_SECOND, UPGRADE_BURST_SECONDS, UpgradeRateLimit,
 };
@@ -563,6 +564,7 @@ fn the_metrics_page_matches_the_program() {
     let _upgrades = UpgradeRateLimit::new(DEFAULT_UPGRADES_PER_SECOND, &registry);
     let _backlog = AbandonedBacklog::new(&registry);
     let _watch_starts = WatchStarts::new(&registry);
+    let _total = TotalMetrics::register(&registry);
     let _memory = MemoryLimit::new(0, &registry);
     let _shares = ConnectionShares::new(&registry);
     let _given_up = AbandonedRequests::register(&registry);

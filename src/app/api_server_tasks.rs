@@ -213,7 +213,9 @@ impl OwnCalls {
         {
             self.start_probe(config);
         }
-        if is_other(&|one| config.auto_total().is_some() != one.auto_total().is_some()) {
+        if is_other_access
+            || is_other(&|one| config.auto_total().is_some() != one.auto_total().is_some())
+        {
             self.start_total(config);
         }
         let access = SelfAccess::from_config(config);
@@ -275,7 +277,7 @@ impl OwnCalls {
                 ),
                 credentials: Arc::clone(&self.credentials),
                 loop_detector: Arc::clone(&self.loop_detector),
-                pings: AtomicBool::new(false),
+                pings: AtomicBool::new(config.own_credentials.is_anonymous()),
             },
             calls: self.client.clone(),
             rejections: limit_rejections(&self.registry),

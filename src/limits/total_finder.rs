@@ -73,8 +73,32 @@ pub(crate) struct TotalFinder {
     limiters: Arc<Limiters>,
     /// Locked for one step. Nothing is awaited under it.
     state: Mutex<State>,
+    metrics: TotalMetrics,
+}
+
+/// The metrics of the total that weir finds.
+#[derive(Debug)]
+pub struct TotalMetrics {
     most: IntGauge,
     probes: Histogram,
+}
+
+impl TotalMetrics {
+    /// Registers them.
+    #[must_use]
+    pub fn register(registry: &Registry) -> Self {
+        Self {
+            most: registry.gauge(
+                "weir_auto_total_bound_seats",
+                "The most that the total may be with --max-requests-inflight=auto: what the API server publishes of its own seats, times --server-limit-share. 0 if the total is a number.",
+            ),
+            probes: registry.histogram(
+                "weir_server_probe_seconds",
+                "How long a small read of weir's own takes inside the API server while more than half of the total is in use, with --max-requests-inflight=auto.",
+                &BUCKETS,
+            ),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -120,15 +144,7 @@ impl TotalFinder {
         Arc::new(Self {
             limiters: Arc::clone(limiters),
             state: Mutex::default(),
-            most: registry.gauge(
-                "weir_auto_total_bound_seats",
-                "The most that the total may be with --max-requests-inflight=auto: what the API server publishes of its own seats, times --server-limit-share. 0 if the total is a number.",
-            ),
-            probes: registry.histogram(
-                "weir_server_probe_seconds",
-                "How long a small read of weir's own takes inside the API server while more than half of the total is in use, with --max-requests-inflight=auto.",
-                &BUCKETS,
-            ),
+            metrics: TotalMetrics::register(registry),
         })
     }
 
@@ -137,7 +153,7 @@ impl TotalFinder {
         let mut state = self.state.lock();
         let Some(config) = config else {
             state.auto = None;
-            self.most.set(0);
+            self.metrics.most.set(0);
             return None;
         };
         let bounds = state.bounds(config);
@@ -150,7 +166,7 @@ impl TotalFinder {
             state.reason = "the start: as much as there may be";
             state.auto = Some((auto, config));
         }
-        self.most.set(bounds.1.into());
+        self.metrics.most.set(bounds.1.into());
         state.auto.as_ref().map(|(auto, _)| auto.total())
     }
 
@@ -191,7 +207,7 @@ impl TotalFinder {
         let from = auto.total();
         auto.configure(config.target_latency, bounds);
         let to = auto.total();
-        self.most.set(bounds.1.into());
+        self.metrics.most.set(bounds.1.into());
         if from != to {
             let reason = "the bounds have changed";
             self.apply(&mut state, now, TotalChange { from, to, reason });
@@ -208,7 +224,7 @@ impl TotalFinder {
     /// Takes a signal in, and changes the total if it says so.
     pub(crate) fn record(&self, now: Instant, signal: Signal) {
         if let Signal::Loaded(time) = signal {
-            self.probes.observe(time.as_secs_f64());
+            self.metrics.probes.observe(time.as_secs_f64());
         }
         let mut state = self.state.lock();
         let Some((auto, _)) = &mut state.auto else {

@@ -707,3 +707,30 @@ async fn errors_of_different_kinds_are_reported_together() {
     );
     assert_eq!(finished.stderr.lines().count(), 3, "{}", finished.stderr);
 }
+
+#[tokio::test]
+async fn auto_finds_both_limits() {
+    let files = ConfigDir::new();
+    for (settings, error) in [
+        (
+            "maxRequestsInflight: auto\nmaxMutatingRequestsInflight: 7\n",
+            "weir.yaml:2:30: --max-mutating-requests-inflight: not together with --max-requests-inflight=auto",
+        ),
+        (
+            "maxMutatingRequestsInflight: auto\n",
+            "weir.yaml:1:30: --max-mutating-requests-inflight: auto only together with",
+        ),
+        (
+            "maxRequestsInflight: many\n",
+            "weir.yaml:1:22: maxRequestsInflight: ",
+        ),
+        (
+            "maxRequestsInflight: auto\nserverLimitShare: 1.5\n",
+            "weir.yaml:2:19: serverLimitShare: ",
+        ),
+    ] {
+        files.write("weir.yaml", settings);
+        let finished = assert_rejected_with_required_flags(&files, &["--config=weir.yaml"]).await;
+        assert_reported(&finished, &[&[error]]);
+    }
+}

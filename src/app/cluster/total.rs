@@ -35,6 +35,9 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most probes of one server at a time: one each interval, until the timeout.
 const MAX_PROBES: usize = 10;
 
+/// How late a timer of the runtime is without any load.
+const TIMER_GRANULARITY: Duration = Duration::from_millis(2);
+
 /// The interval at which the API servers are counted.
 const COUNT_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -112,6 +115,7 @@ impl TotalTask {
                 due = ticks.tick() => {
                     let now = Clock.now();
                     lag = now.saturating_duration_since(due.into_std());
+                    lag = lag.saturating_sub(TIMER_GRANULARITY);
                     self.finder.follow_bounds(now);
                     self.record_overloads(now, &mut overloads);
                     let before = std::mem::replace(&mut load, Load::of(&self.limiters.pools()));

@@ -27,7 +27,6 @@ use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::config_resolver::memory::default_memory_limit;
 use crate::cli::flags::origin::ConfigOrigin;
-use crate::cli::flags::replica_args::{ReplicaArgs, ReplicaMembership};
 use crate::cli::flags::{
     FlowcontrolSource, IdentityArgs, InflightArg, LimitArgs, OperationArgs, ProxyArgs, ServeArgs,
     origin,
@@ -222,8 +221,8 @@ impl FlagResolver {
         let server = self.resolve_upstream(&upstream, &limits, connection_budget);
         let credentials = server.as_ref().map(|(_, credentials)| credentials);
         let admission = self.resolve_cluster_source(admission, &limits, &upstream, credentials);
-        self.check_auto_total(&limits, &origin.given, &replicas);
         let replicas = self.resolve_replicas(&replicas, credentials);
+        self.check_auto_total(&limits, &origin.given, replicas.is_some());
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
         self.warn_about_idle_settings(&origin.given);
@@ -303,7 +302,7 @@ impl FlagResolver {
         &mut self,
         limits: &LimitArgs,
         given: &BTreeMap<String, Value>,
-        replicas: &ReplicaArgs,
+        has_replicas: bool,
     ) {
         const MUTATING: &str = "max-mutating-requests-inflight";
         let is_auto = limits.is_auto_total();
@@ -320,10 +319,10 @@ impl FlagResolver {
                 "not together with --max-requests-inflight=auto, which finds both",
             );
         }
-        if is_auto && replicas.replica_membership == ReplicaMembership::Leases {
+        if is_auto && has_replicas {
             self.add(
                 "max-requests-inflight",
-                "auto not together with --replica-membership=leases: replicas divide a number",
+                "auto not together with replicas, which divide a number: give one, or --replica-membership=none if this is the only weir",
             );
         }
     }

@@ -146,7 +146,8 @@ impl Inherited {
 /// What the log says when weir serves.
 struct StartSummary {
     upstream: String,
-    seats: u64,
+    /// `auto` where weir finds them by itself.
+    seats: String,
     levels: usize,
     certificates: &'static str,
     tokens: &'static str,
@@ -157,7 +158,11 @@ impl StartSummary {
         let (seats, levels) = seats_and_levels(&config.admission);
         Self {
             upstream: config.upstream.authorities(),
-            seats,
+            seats: if config.is_auto_total {
+                "auto".to_owned()
+            } else {
+                seats.to_string()
+            },
             levels,
             certificates: describe_certificates(config),
             tokens: if config.verifies_tokens() {
@@ -180,7 +185,7 @@ impl StartSummary {
             health = addresses.health.map(tracing::field::display),
             version = env!("CARGO_PKG_VERSION"),
             upstream = %self.upstream,
-            seats = self.seats,
+            seats = %self.seats,
             levels = self.levels,
             "serving"
         );

@@ -53,7 +53,7 @@ pub(crate) struct LatencyProbe {
     pub(crate) pools: Arc<ServerPools<Internal>>,
     pub(crate) credentials: Arc<OwnCredentials>,
     pub(crate) loop_detector: Arc<LoopDetector>,
-    /// Whether the Namespace may not be read.
+    /// Whether the Namespace may not be read, as without credentials.
     pub(crate) pings: AtomicBool,
 }
 
@@ -88,7 +88,7 @@ impl LatencyProbe {
             return ProbeTime::Unknown;
         };
         let authorization = self.credentials.authorization().unwrap_or_default();
-        let path = match authorization.is_none() || self.pings.load(Ordering::Relaxed) {
+        let path = match self.pings.load(Ordering::Relaxed) {
             true => PING,
             false => QUORUM_READ,
         };
