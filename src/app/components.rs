@@ -1,8 +1,9 @@
 //! The components that a configuration decides.
 //!
 //! They are built from the configuration and, in a reload, from those before them, whose counts,
-//! caches and queues they take over: [`Prepared::new`] does everything that can fail and changes nothing, [`Components::build`] cannot
-//! fail. The start and a reload use the same two functions.
+//! caches and queues they take over. [`Prepared::new`] reads and opens what the configuration names,
+//! and changes nothing; [`Components::build`] puts it in force. The start and a reload use the same
+//! two functions.
 
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ impl Prepared {
     /// Reads and opens what `config` names, if it takes the place of `earlier`. Changes nothing.
     ///
     /// # Errors
-    /// What is wrong.
+    /// What is wrong: a file, a certificate, a credential.
     pub(super) async fn new(
         mut config: Config,
         permanent: &Permanent,

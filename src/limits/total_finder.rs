@@ -15,7 +15,7 @@ use crate::limits::limiters::Limiters;
 use weir_base::metrics::Registry;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_kubernetes::numeric::saturating_u32;
-use weir_limits::auto_total::{AutoTotal, Signal, TotalChange};
+use weir_limits::auto_total::{AutoTotal, TotalChange, TotalSignal};
 
 /// kube-apiserver's default of both limits together, where it publishes none.
 const DEFAULT_SERVER_SEATS: u64 = 600;
@@ -222,8 +222,8 @@ impl TotalFinder {
     }
 
     /// Takes a signal in, and changes the total if it says so.
-    pub(crate) fn record(&self, now: Instant, signal: Signal) {
-        if let Signal::Loaded(time) = signal {
+    pub(crate) fn record(&self, now: Instant, signal: TotalSignal) {
+        if let TotalSignal::Loaded(time) = signal {
             self.metrics.probes.observe(time.as_secs_f64());
         }
         let mut state = self.state.lock();
@@ -304,7 +304,7 @@ mod tests {
         finder.record_server_seats(Some(100));
         finder.follow_bounds(now);
         assert_eq!((in_force(), finder.found().unwrap().most), (90, 90));
-        let overload = Signal::Overload(Overload::Rejected);
+        let overload = TotalSignal::Overload(Overload::Rejected);
         finder.record(now + Duration::from_secs(2), overload);
         assert_eq!((in_force(), finder.found().unwrap().total), (63, 63));
         finder.record_server_seats(Some(10));

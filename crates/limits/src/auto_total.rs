@@ -55,7 +55,7 @@ const UNLOADED_WINDOW: usize = 9;
 
 /// What a probe, or a request, says of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
+pub enum TotalSignal {
     /// A small read took so long inside the server, while it had load.
     Loaded(Duration),
     /// A small read took so long, while it had nearly none.
@@ -169,21 +169,21 @@ impl AutoTotal {
     }
 
     /// Takes a signal in. Returns the change of the total, if it changes.
-    pub fn record(&mut self, now: Instant, signal: Signal) -> Option<TotalChange> {
+    pub fn record(&mut self, now: Instant, signal: TotalSignal) -> Option<TotalChange> {
         match signal {
-            Signal::Unloaded(time) => {
+            TotalSignal::Unloaded(time) => {
                 push(&mut self.unloaded, time, UNLOADED_WINDOW);
                 // Times of a load that is over say nothing of the next.
                 self.loaded.clear();
                 self.fresh = 0;
                 None
             }
-            Signal::Loaded(time) => {
+            TotalSignal::Loaded(time) => {
                 push(&mut self.loaded, time, LONG_WINDOW);
                 self.fresh += 1;
                 self.step(now)
             }
-            Signal::Overload(overload) => {
+            TotalSignal::Overload(overload) => {
                 let may_cut = self.grows_from <= now || now >= self.stepped_at + STEP;
                 self.grows_from = now + OVERLOAD_PAUSE;
                 may_cut.then(|| self.change(now, OVERLOAD_CUT, overload.reason()))?
@@ -333,14 +333,14 @@ mod tests {
         fn run(&mut self, time: Duration) -> Vec<f64> {
             let end = self.now + time;
             let mut totals = Vec::new();
-            let mut under_way: Vec<(Instant, Signal)> = Vec::new();
+            let mut under_way: Vec<(Instant, TotalSignal)> = Vec::new();
             while self.now < end {
                 if self.offered * 2 > self.total.total() {
                     let probe = self.probe();
                     let signal = if probe < PROBE_TIMEOUT {
-                        Signal::Loaded(probe)
+                        TotalSignal::Loaded(probe)
                     } else {
-                        Signal::Overload(Overload::NoAnswer)
+                        TotalSignal::Overload(Overload::NoAnswer)
                     };
                     under_way.push((self.now + probe.min(PROBE_TIMEOUT), signal));
                 }
@@ -431,7 +431,7 @@ mod tests {
         plant.noise = 0.0;
         plant.run(Duration::from_secs(15));
         let before = plant.total.total();
-        let sign = Signal::Overload(Overload::Rejected);
+        let sign = TotalSignal::Overload(Overload::Rejected);
         let change = plant.total.record(plant.now, sign).unwrap();
         assert_eq!(change.from, before);
         assert!(change.to.abs_diff(before * 7 / 10) <= 1, "{change:?}");
@@ -450,7 +450,7 @@ mod tests {
         assert_eq!(plant.total.target(), TARGET);
         for _ in 0..UNLOADED_WINDOW {
             let time = Duration::from_secs_f64(plant.unloaded);
-            plant.total.record(plant.now, Signal::Unloaded(time));
+            plant.total.record(plant.now, TotalSignal::Unloaded(time));
         }
         assert_eq!(plant.total.target(), Duration::from_millis(240));
         plant.run(Duration::from_secs(15));

@@ -21,7 +21,7 @@ use crate::upstream::forward::latency_probe::{LatencyProbe, ProbeTime};
 use crate::upstream::servers::api_server::ApiServer;
 use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_u64;
-use weir_limits::auto_total::{Overload, Signal};
+use weir_limits::auto_total::{Overload, TotalSignal};
 
 /// The interval of probes under load: five for each step of the total.
 const LOADED_INTERVAL: Duration = Duration::from_millis(200);
@@ -57,14 +57,14 @@ pub(crate) struct TotalTask {
 
 /// What the limiter in force has and needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Load {
+struct LimiterLoad {
     total: u64,
     in_use: u64,
     waiting: u64,
     rejected: u64,
 }
 
-impl Load {
+impl LimiterLoad {
     fn of(pools: &[PoolUse]) -> Self {
         let sum = |value: fn(&PoolUse) -> u64| pools.iter().map(value).sum();
         Self {
@@ -88,7 +88,7 @@ impl Load {
 
 /// The counters of signs of overload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Overloads {
+struct OverloadCounts {
     rejected: u64,
     refused: u64,
 }
@@ -107,7 +107,7 @@ impl TotalTask {
         let mut ticks = interval(LOADED_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut probes = FuturesUnordered::new();
-        let (mut load, mut overloads) = (Load::default(), self.overloads());
+        let (mut load, mut overloads) = (LimiterLoad::default(), self.overloads());
         let mut unloaded_at: Option<Instant> = None;
         let mut lag = Duration::ZERO;
         loop {
@@ -118,7 +118,7 @@ impl TotalTask {
                     lag = lag.saturating_sub(TIMER_GRANULARITY);
                     self.finder.follow_bounds(now);
                     self.record_overloads(now, &mut overloads);
-                    let before = std::mem::replace(&mut load, Load::of(&self.limiters.pools()));
+                    let before = std::mem::replace(&mut load, LimiterLoad::of(&self.limiters.pools()));
                     if load.waiting > 0 || load.rejected > before.rejected {
                         self.finder.record_limiting();
                     }
@@ -130,10 +130,10 @@ impl TotalTask {
                     if is_unloaded {
                         unloaded_at = Some(now);
                     }
-                    for server in self.probe.servers() {
-                        if probes.len() < MAX_PROBES * self.probe.servers().len() {
-                            probes.push(self.time(server, load.is_loaded()));
-                        }
+                    let servers = self.probe.servers();
+                    if probes.len() < MAX_PROBES * servers.len() {
+                        let times = servers.into_iter();
+                        probes.extend(times.map(|server| self.time(server, load.is_loaded())));
                     }
                 }
                 Some((time, is_loaded)) = probes.next(), if !probes.is_empty() => {
@@ -150,26 +150,26 @@ impl TotalTask {
     /// `lag` is how late this task runs: the answer came that much earlier.
     fn record(&self, time: ProbeTime, is_loaded: bool, lag: Duration) {
         let signal = match time {
-            ProbeTime::Answered(time) if is_loaded => Signal::Loaded(time.saturating_sub(lag)),
-            ProbeTime::Answered(time) => Signal::Unloaded(time.saturating_sub(lag)),
-            ProbeTime::Rejected => Signal::Overload(Overload::Rejected),
-            ProbeTime::Refused => Signal::Overload(Overload::Refused),
-            ProbeTime::NoAnswer => Signal::Overload(Overload::NoAnswer),
+            ProbeTime::Answered(time) if is_loaded => TotalSignal::Loaded(time.saturating_sub(lag)),
+            ProbeTime::Answered(time) => TotalSignal::Unloaded(time.saturating_sub(lag)),
+            ProbeTime::Rejected => TotalSignal::Overload(Overload::Rejected),
+            ProbeTime::Refused => TotalSignal::Overload(Overload::Refused),
+            ProbeTime::NoAnswer => TotalSignal::Overload(Overload::NoAnswer),
             ProbeTime::Unknown => return,
         };
         self.finder.record(Clock.now(), signal);
     }
 
-    fn overloads(&self) -> Overloads {
+    fn overloads(&self) -> OverloadCounts {
         let failures = self.upstream.failures.snapshot().by_cause;
         let refused = failures.get("weir/upstream-connect").copied();
-        Overloads {
+        OverloadCounts {
             rejected: self.rejections.get(),
             refused: refused.unwrap_or_default(),
         }
     }
 
-    fn record_overloads(&self, now: Instant, before: &mut Overloads) {
+    fn record_overloads(&self, now: Instant, before: &mut OverloadCounts) {
         let overloads = self.overloads();
         let earlier = std::mem::replace(before, overloads);
         for (grown, overload) in [
@@ -177,7 +177,7 @@ impl TotalTask {
             (overloads.refused > earlier.refused, Overload::Refused),
         ] {
             if grown {
-                self.finder.record(now, Signal::Overload(overload));
+                self.finder.record(now, TotalSignal::Overload(overload));
             }
         }
     }
@@ -214,28 +214,29 @@ impl TotalTask {
 }
 
 #[derive(Deserialize)]
-struct LeaseList {
+struct IdentityLeases {
     #[serde(default)]
-    items: Vec<Lease>,
+    items: Vec<IdentityLease>,
 }
 
 #[derive(Deserialize)]
-struct Lease {
-    spec: LeaseSpec,
+struct IdentityLease {
+    spec: IdentityLeaseSpec,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct LeaseSpec {
+struct IdentityLeaseSpec {
     renew_time: Option<String>,
     lease_duration_seconds: Option<i64>,
 }
 
 /// The Leases of a list that have not expired, at least one.
 fn live_leases(list: &[u8], now: Timestamp) -> u64 {
-    let list: LeaseList = serde_json::from_slice(list).unwrap_or(LeaseList { items: Vec::new() });
-    let is_live = |lease: &&Lease| {
-        let LeaseSpec {
+    let list: IdentityLeases =
+        serde_json::from_slice(list).unwrap_or(IdentityLeases { items: Vec::new() });
+    let is_live = |lease: &&IdentityLease| {
+        let IdentityLeaseSpec {
             renew_time: renewed,
             lease_duration_seconds: seconds,
         } = &lease.spec;
@@ -271,10 +272,10 @@ mod tests {
 
     #[test]
     fn more_than_half_of_the_total_in_use_is_load() {
-        let load = |in_use| Load {
+        let load = |in_use| LimiterLoad {
             total: 40,
             in_use,
-            ..Load::default()
+            ..LimiterLoad::default()
         };
         assert_eq!(
             [20, 21].map(|in_use| load(in_use).is_loaded()),
