@@ -8,7 +8,7 @@ need curl jq wrk
 
 total() { curl -sS --max-time "$LIMIT" "http://$ADMIN/status.json" | jq -r ".total.$1"; }
 # shellcheck disable=SC2317,SC2329 # called by `within`
-total_at_most() { (($(total seats) <= $1)); }
+total_at_most() { [[ $(total seats) =~ ^[0-9]+$ ]] && ((BASH_REMATCH[0] <= $1)); }
 # shellcheck disable=SC2317,SC2329 # called by `within`
 total_is() { [[ $(total seats) == "$1" ]]; }
 # shellcheck disable=SC2317,SC2329 # called by `within`
