@@ -15,14 +15,14 @@
 //! 3. [`Controller::admit`](controller::Controller::admit) classifies the request, estimates its
 //!    seats, and waits for the dispatch, a quarter of the request's time at most.
 //! 4. [`SchemaRoute::arrive`](level::SchemaRoute::arrive) takes the lock of the level for one step,
-//!    counts, and afterwards wakes those whom the step has started.
+//!    counts, and after the lock is released wakes the requests that the step has started.
 //! 5. [`QueueSet::arrive`](weir_flowcontrol::fairqueuing::queue_set::QueueSet::arrive) decides: the
 //!    request executes, waits in a queue of its flow, or is rejected. Pure.
 //!
 //! What it decided is a slot of the queue set. A [`SeatPermit`](level::SeatPermit) owns the slot from
 //! then on, in the queue and with seats, and each owner above has one inner owner (the table in
-//! [`pipeline::response`](crate::pipeline::response)). Whoever drops the outermost gives the slot
-//! back, by the same lock: when the client has the last byte, when the client has gone and the API
+//! [`pipeline::response`](crate::pipeline::response)). The slot is given back, under the same lock, when
+//! the outermost owner is dropped: when the client has the last byte, when the client has gone and the API
 //! server is done, when the queue wait ends, or when a panic unwinds. Three ends come earlier: a
 //! watch gives its seats back after its initial events
 //! ([`release_watch_seats`](crate::limits::Permit::release_watch_seats)), a tunnel when it begins,

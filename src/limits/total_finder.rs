@@ -26,7 +26,7 @@ const LEAST_SEATS_OF_LEVEL: u32 = 5;
 /// The least change that is logged.
 const LOGGED_CHANGE: f64 = 1.2;
 
-/// Upper bounds in seconds: from a read in the same data centre to what nobody waits for.
+/// Upper bounds in seconds. The last one is the timeout of a probe.
 const BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 2.0];
 
 /// How weir finds its total.

@@ -4,33 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use http::uri::PathAndQuery;
-use http::{Method, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http::StatusCode;
 use tokio::time::timeout;
 use tracing::info;
 
-use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::forward::send::{AttemptError, Outgoing, SendAttempt, SendContext};
 use crate::upstream::forward::server_pools::ServerPools;
-use crate::upstream::headers;
+use crate::upstream::forward::server_probes::read_to_end;
 use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::LoopDetector;
-use crate::upstream::pool::connection_class::ConnectionClass;
-use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ApiServer;
-use weir_base::clock::Clock;
 
 /// A read that the API server answers from etcd, as every read without a resource version.
 const QUORUM_READ: &str = "/api/v1/namespaces/default";
 
-/// A read for whoever may read nothing.
+/// What is read without the right to read the Namespace.
 const PING: &str = "/livez/ping";
-
-/// More than a Namespace has.
-const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// What a probe found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,50 +74,24 @@ impl LatencyProbe {
     }
 
     async fn send(&self, server: &Arc<ApiServer>) -> ProbeTime {
-        let Some(pool) = self.pools.pool_of(server) else {
-            return ProbeTime::Unknown;
-        };
-        let authorization = self.credentials.authorization().unwrap_or_default();
         let path = match self.pings.load(Ordering::Relaxed) {
             true => PING,
             false => QUORUM_READ,
         };
-        let head =
-            headers::internal_head(Method::GET, PathAndQuery::from_static(path), authorization);
-        let request = Outgoing {
-            head: head.with_cdn_loop(self.loop_detector.instance_id().probe_entry()),
-            body: RequestBody::empty(),
+        let sent = self
+            .pools
+            .probe(server, path, &self.credentials, &self.loop_detector);
+        let Some(sent) = sent.await else {
+            return ProbeTime::Unknown;
         };
-        let attempt = SendAttempt {
-            class: ConnectionClass::Shared,
-            counted: None,
-            patience: None,
-        };
-        let (mut guard, mut sent_at) = (None, None);
-        let mut context = SendContext {
-            requester: &Requester::default(),
-            guard: &mut guard,
-            sent_at: &mut sent_at,
-        };
-        let result = pool.attempt(request, attempt, &mut context).await;
-        let answered_at = Clock.now();
-        let code = result.as_ref().map(Response::status);
-        let code = code.as_ref().map_or("<error>", StatusCode::as_str);
-        self.pools
-            .count_internal_request(code, Method::GET.as_str());
-        let response = match result.map_err(AttemptError::into_error) {
+        let response = match sent.result {
             Ok(response) => response,
             Err(ForwardError::Connect(_)) => return ProbeTime::Refused,
             Err(_) => return ProbeTime::Unknown,
         };
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
-        if body.collect().await.is_ok()
-            && let Some(guard) = &mut guard
-        {
-            guard.complete();
-        }
-        self.classify(status, sent_at, answered_at)
+        read_to_end(response, sent.guard).await;
+        self.classify(status, sent.sent_at, sent.answered_at)
     }
 
     fn classify(&self, status: StatusCode, sent: Option<Instant>, answered: Instant) -> ProbeTime {

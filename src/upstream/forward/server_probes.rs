@@ -8,7 +8,7 @@
 //! API server to report that it hangs.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::uri::PathAndQuery;
@@ -26,6 +26,7 @@ use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::Internal;
 use crate::upstream::loop_detection::{LoopDetector, cdn_loop};
 use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::pool::stream_guard::StreamGuard;
 use crate::upstream::requester::Requester;
 use crate::upstream::servers::api_server::ApiServer;
 use crate::upstream::servers::health::{ProbeOutcome, WeirServer};
@@ -138,45 +139,19 @@ impl ServerProbes {
     }
 
     async fn send_probe(&self, server: &Arc<ApiServer>) -> ProbeOutcome {
-        let Some(pool) = self.pools.pool_of(server) else {
+        let sent = self
+            .pools
+            .probe(server, "/readyz", &self.credentials, &self.loop_detector);
+        let Some(sent) = sent.await else {
             return ProbeOutcome::NoResponse("it was removed".to_owned());
         };
-        let authorization = self.credentials.authorization().unwrap_or_default();
-        let path = PathAndQuery::from_static("/readyz");
-        let head = headers::internal_head(Method::GET, path, authorization);
-        let request = Outgoing {
-            head: head.with_cdn_loop(self.loop_detector.instance_id().probe_entry()),
-            body: RequestBody::empty(),
-        };
-        let attempt = SendAttempt {
-            class: ConnectionClass::Shared,
-            counted: None,
-            patience: None,
-        };
-        let mut guard = None;
-        let mut context = SendContext {
-            requester: &Requester::default(),
-            guard: &mut guard,
-            sent_at: &mut None,
-        };
-        let result = pool.attempt(request, attempt, &mut context).await;
-        let code = result.as_ref().map(Response::status);
-        let code = code.as_ref().map_or("<error>", StatusCode::as_str);
-        self.pools
-            .count_internal_request(code, Method::GET.as_str());
-        let response = match result.map_err(AttemptError::into_error) {
+        let response = match sent.result {
             Ok(response) => response,
             Err(error) => return failure(error),
         };
         self.credentials.record_response(response.status());
         let outcome = self.classify(server, &response);
-        // The body is read to its end, so that the connection can be reused.
-        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
-        if body.collect().await.is_ok()
-            && let Some(guard) = &mut guard
-        {
-            guard.complete();
-        }
+        read_to_end(response, sent.guard).await;
         outcome
     }
 
@@ -199,6 +174,75 @@ impl ServerProbes {
             (true, false, true) => ProbeOutcome::Weir(WeirServer::Peer),
             (_, false, _) => classify_status(code),
         }
+    }
+}
+
+/// A probe that was sent to one API server.
+pub(super) struct SentProbe {
+    pub(super) result: Result<Response<ResponseBody>, ForwardError>,
+    pub(super) guard: Option<Box<dyn StreamGuard>>,
+    /// When the request was handed to a connection, if it was.
+    pub(super) sent_at: Option<Instant>,
+    /// When the head of the response, or the error, came.
+    pub(super) answered_at: Instant,
+}
+
+impl ServerPools<Internal> {
+    /// Sends GET for `path` to `server`, marked as a probe of this weir. `None`: the server was
+    /// removed.
+    ///
+    /// # Cancel safety
+    /// The server may answer; the probe is not counted.
+    pub(super) async fn probe(
+        &self,
+        server: &Arc<ApiServer>,
+        path: &'static str,
+        credentials: &OwnCredentials,
+        loop_detector: &LoopDetector,
+    ) -> Option<SentProbe> {
+        let pool = self.pool_of(server)?;
+        let authorization = credentials.authorization().unwrap_or_default();
+        let path = PathAndQuery::from_static(path);
+        let head = headers::internal_head(Method::GET, path, authorization);
+        let request = Outgoing {
+            head: head.with_cdn_loop(loop_detector.instance_id().probe_entry()),
+            body: RequestBody::empty(),
+        };
+        let attempt = SendAttempt {
+            class: ConnectionClass::Shared,
+            counted: None,
+            patience: None,
+        };
+        let (mut guard, mut sent_at) = (None, None);
+        let mut context = SendContext {
+            requester: &Requester::default(),
+            guard: &mut guard,
+            sent_at: &mut sent_at,
+        };
+        let result = pool.attempt(request, attempt, &mut context).await;
+        let answered_at = Clock.now();
+        let code = result.as_ref().map(Response::status);
+        let code = code.as_ref().map_or("<error>", StatusCode::as_str);
+        self.count_internal_request(code, Method::GET.as_str());
+        Some(SentProbe {
+            result: result.map_err(AttemptError::into_error),
+            guard,
+            sent_at,
+            answered_at,
+        })
+    }
+}
+
+/// Reads the body of a probe's response to its end, so that the connection can be reused.
+pub(super) async fn read_to_end(
+    response: Response<ResponseBody>,
+    guard: Option<Box<dyn StreamGuard>>,
+) {
+    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
+    if body.collect().await.is_ok()
+        && let Some(mut guard) = guard
+    {
+        guard.complete();
     }
 }
 
