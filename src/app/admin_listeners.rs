@@ -56,6 +56,7 @@ impl AdminListeners {
         let files = Arc::clone(effective);
         let alarms = AlarmBoard::register(
             Arc::clone(readiness),
+            Arc::clone(&permanent.own_calls.finder),
             loss_counts(permanent, components),
             Box::new(move || files.load().certificates.clone()),
             registry,

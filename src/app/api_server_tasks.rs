@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use crate::app::cluster::flowcontrol::ClusterFlowcontrol;
 use crate::app::cluster::object_counts::ObjectCountPolls;
+use crate::app::cluster::server_facts::ServerFacts;
 use crate::app::cluster::total::TotalTask;
 use crate::app::self_checks::self_access::SelfAccess;
 use crate::app::start_error::StartError;
@@ -73,6 +74,7 @@ pub(super) struct OwnCalls {
     pub(super) finder: Arc<TotalFinder>,
     limiters: Arc<Limiters>,
     total: TaskSlot,
+    server_facts: TaskSlot,
     /// Changes the period of the polls; zero pauses them.
     poll_period: watch::Sender<Duration>,
     probe: TaskSlot,
@@ -137,6 +139,7 @@ impl OwnCalls {
             finder: TotalFinder::new(limiters, registry),
             limiters: Arc::clone(limiters),
             total: TaskSlot::default(),
+            server_facts: TaskSlot::default(),
             poll_period: watch::Sender::default(),
             probe: TaskSlot::default(),
             access: TaskSlot::default(),
@@ -251,19 +254,18 @@ impl OwnCalls {
         self.cluster.store(live.zip(config).map(restore));
     }
 
-    /// Polls the number of objects, unless weir is anonymous.
+    /// Polls the number of objects and the API server's seats, unless weir is anonymous.
     fn start_polls(&self, config: &Config) {
-        let controller = self.controller.load_full();
-        let polls = controller.filter(|_| !config.own_credentials.is_anonymous());
-        let polls = polls.map(|controller| {
-            let calls = self.client.clone();
+        let polls = || {
+            let (calls, controller) = (self.client.clone(), self.controller.load_full());
             let (finder, period) = (Arc::clone(&self.finder), self.poll_period.subscribe());
             ObjectCountPolls::new(calls, controller, finder, period).run()
-        });
-        self.polls.start(polls);
+        };
+        let has_credentials = !config.own_credentials.is_anonymous();
+        self.polls.start(has_credentials.then(polls));
     }
 
-    /// Finds the total, if it is to be found.
+    /// Finds the total, if it is to be found, and counts the API servers.
     fn start_total(&self, config: &Config) {
         let task = config.auto_total().map(|_| TotalTask {
             finder: Arc::clone(&self.finder),
@@ -279,11 +281,18 @@ impl OwnCalls {
                 loop_detector: Arc::clone(&self.loop_detector),
                 pings: AtomicBool::new(config.own_credentials.is_anonymous()),
             },
-            calls: self.client.clone(),
             rejections: limit_rejections(&self.registry),
             upstream: Arc::clone(&self.metrics),
         });
         self.total.start(task.map(TotalTask::run));
+        let facts = ServerFacts {
+            finder: Arc::clone(&self.finder),
+            servers: Arc::clone(&self.servers),
+            calls: self.client.clone(),
+        };
+        let has_credentials = !config.own_credentials.is_anonymous();
+        self.server_facts
+            .start(has_credentials.then(|| facts.run()));
     }
 
     /// Reads the cluster's flow schemas and priority levels, unless weir is anonymous.

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use crate::app::api_server_tasks::feeds_other_limiter;
 use crate::app::authentication::{AuthComponents, PreparedAuth};
 use crate::app::info_metrics;
+use crate::app::limits::apply_limits;
 use crate::app::observers::{Observers, PreparedObservers};
 use crate::app::permanent::Permanent;
 use crate::app::start_error::StartError;
 use crate::app::tasks::Tasks;
-use crate::config::{AdmissionConfig, Config};
-use crate::flowcontrol::controller::ControllerConfig;
+use crate::config::Config;
 use crate::flowcontrol::sources::{ClusterStatus, LiveObjects};
-use crate::limits::limiters::{LimiterInForce, Limiters};
+use crate::limits::limiters::LimiterInForce;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
 use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::status::sources::ConfiguredSources;
@@ -29,7 +29,6 @@ use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::{CredentialSource, OwnCredentials, PreparedCredentials};
 use weir_base::clock::Clock;
-use weir_limits::max_in_flight::MaxInFlightConfig;
 
 /// A configuration and what could fail in it, not in force yet.
 pub(super) struct Prepared {
@@ -148,8 +147,9 @@ impl Components {
             permanent.own_calls.credentials.replace_source(credentials);
         }
         let finder = &permanent.own_calls.finder;
-        let total = finder.configure(Clock.now(), config.auto_total());
+        let total = finder.configure(Clock.now(), config.total_finder, config.is_auto_total);
         let limiter = apply_limits(&permanent.limiters, &config.admission, total);
+        finder.log_warning();
         if let Some(controller) = &limiter.started {
             let controller = Arc::clone(controller);
             tasks.push(async move { controller.run().await });
@@ -252,29 +252,6 @@ impl Components {
             &calls.readiness,
             &permanent.registry,
         );
-    }
-}
-
-/// Puts the configured mode and limits of admission in force, with `total` if weir has found one.
-fn apply_limits(
-    limiters: &Limiters,
-    configured: &AdmissionConfig,
-    total: Option<u32>,
-) -> LimiterInForce {
-    let now = Clock.now();
-    match configured {
-        AdmissionConfig::Fairness { config, sources } => {
-            let (files, reads_cluster) = (sources.files.clone(), sources.cluster.is_some());
-            let config = ControllerConfig {
-                server_concurrency_limit: total.unwrap_or(config.server_concurrency_limit),
-                ..*config
-            };
-            limiters.apply_fairness(now, config, files, reads_cluster)
-        }
-        AdmissionConfig::MaxInFlight(config) => {
-            let config = total.map_or(*config, MaxInFlightConfig::divided);
-            limiters.apply_max_in_flight(now, config)
-        }
     }
 }
 

@@ -164,6 +164,7 @@ fn build_replicas(
         instance: &config.upstream.instance_id,
         server: first_server(&config.upstream),
         limiters,
+        finder: &own_calls.finder,
         calls: own_calls.client().clone(),
         provider: &config.crypto_provider,
         registry: own_calls.registry(),

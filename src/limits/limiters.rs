@@ -42,6 +42,8 @@ pub(crate) struct Limiters {
 pub(crate) struct PoolUse {
     /// The configured total of all replicas. Zero if this is not what limits.
     pub(crate) total: u32,
+    /// What this process may use of it.
+    pub(crate) share: u32,
     /// In use, and reserved for another process.
     pub(crate) in_use: u32,
     /// What queued requests wait for.
@@ -203,6 +205,7 @@ impl Limiters {
                 } = live.controller().seat_use();
                 *seats = PoolUse {
                     total,
+                    share: kept.seats(total),
                     in_use,
                     waiting,
                     rejected: 0,
@@ -210,10 +213,16 @@ impl Limiters {
                 };
             }
             (Some(Totals::MaxInFlight(config)), _, Some(limiter)) => {
-                let totals = [config.read_only, config.mutating];
+                let MaxInFlightConfig {
+                    read_only,
+                    mutating,
+                } = kept.slots(config);
+                let totals = [(config.read_only, read_only), (config.mutating, mutating)];
                 let used = limiter.held().into_iter().zip(limiter.snapshot());
-                for ((pool, total), (in_use, kind)) in slots.iter_mut().zip(totals).zip(used) {
-                    pool.total = total.as_number();
+                for ((pool, (total, share)), (in_use, kind)) in
+                    slots.iter_mut().zip(totals).zip(used)
+                {
+                    (pool.total, pool.share) = (total.as_number(), share.as_number());
                     (pool.in_use, pool.rejected) = (in_use, kind.rejected);
                 }
             }

@@ -10,6 +10,7 @@ pub(crate) mod limiters;
 pub mod memory_limit;
 pub(crate) mod rejection;
 pub mod total_finder;
+pub(crate) mod total_warning;
 pub mod upgrade_rate;
 pub mod watch_starts;
 

@@ -7,21 +7,23 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use parking_lot::Mutex;
 use prometheus::{Histogram, IntGauge};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::flag_values;
 use crate::flag_values::{parse_positive_duration, parse_share};
-use crate::limits::limiters::Limiters;
+use crate::limits::limiters::{Limiters, PoolUse};
+use crate::limits::total_warning::{ConfiguredTotal, LEAST_SEATS_OF_LEVEL, share_of};
 use weir_base::metrics::Registry;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_kubernetes::numeric::saturating_u32;
-use weir_limits::auto_total::{AutoTotal, TotalChange, TotalSignal};
+use weir_limits::auto_total::{AutoTotal, ProposedTotal, TotalSignal, agreed_total};
 
 /// kube-apiserver's default of both limits together, where it publishes none.
 const DEFAULT_SERVER_SEATS: u64 = 600;
 
-/// The least seats of a priority level: fewer, and one slow request holds up a level.
-const LEAST_SEATS_OF_LEVEL: u32 = 5;
+/// The API server queues by itself if more than one part in so many of its seats waits. Single
+/// requests pass through its queues.
+const QUEUED_PART: u64 = 10;
 
 /// The least change that is logged.
 const LOGGED_CHANGE: f64 = 1.2;
@@ -109,8 +111,18 @@ struct State {
     seats_of_server: Option<u64>,
     /// The number of API servers, if it was found out.
     servers: Option<u64>,
+    /// Whether many requests were in the API server's own queues.
+    server_queues: bool,
+    /// `--server-limit-share`, also where the total is a number.
+    share: f64,
+    /// The warning that was logged last.
+    warned: Option<String>,
     /// The number of priority levels that have seats, if it was found out.
     levels: u32,
+    /// What the other replicas propose.
+    others: Vec<ProposedTotal>,
+    /// The total of all replicas, in seats.
+    in_force: u32,
     reason: &'static str,
     logged: u32,
 }
@@ -122,20 +134,25 @@ impl State {
         Some(seats.saturating_mul(self.servers.unwrap_or(1)))
     }
 
+    /// What this replica proposes as the total of all.
+    fn proposal(&self, now: Instant) -> Option<ProposedTotal> {
+        let (auto, _) = self.auto.as_ref()?;
+        let own = auto.proposal(now);
+        Some(match own.is_measured {
+            true => own,
+            false => ProposedTotal {
+                seats: self.in_force,
+                ..own
+            },
+        })
+    }
+
     /// The least and the greatest total.
     fn bounds(&self, config: AutoTotalConfig) -> (u32, u32) {
         let seats = saturating_u32(self.server_seats().unwrap_or(DEFAULT_SERVER_SEATS));
         let least = self.levels.saturating_mul(LEAST_SEATS_OF_LEVEL).max(1);
         (least, share_of(seats, config.server_limit_share).max(least))
     }
-}
-
-#[expect(
-    clippy::as_conversions,
-    reason = "there is no other conversion; a share of a u32 fits into one"
-)]
-fn share_of(seats: u32, share: f64) -> u32 {
-    (f64::from(seats) * share) as u32
 }
 
 impl TotalFinder {
@@ -149,39 +166,114 @@ impl TotalFinder {
     }
 
     /// Switches the finder on or off. Returns the total that is in force with `Some`.
-    pub(crate) fn configure(&self, now: Instant, config: Option<AutoTotalConfig>) -> Option<u32> {
+    pub(crate) fn configure(
+        &self,
+        now: Instant,
+        config: AutoTotalConfig,
+        is_auto: bool,
+    ) -> Option<u32> {
         let mut state = self.state.lock();
-        let Some(config) = config else {
+        state.share = config.server_limit_share;
+        if !is_auto {
             state.auto = None;
             self.metrics.most.set(0);
             return None;
-        };
-        let bounds = state.bounds(config);
+        }
+        let (least, most) = state.bounds(config);
         if let Some((auto, configured)) = &mut state.auto {
-            auto.configure(config.target_latency, bounds);
+            auto.configure(config.target_latency, (least, most));
             *configured = config;
         } else {
-            let auto = AutoTotal::new(config.target_latency, bounds, now);
-            state.logged = auto.total();
+            let auto = AutoTotal::new(config.target_latency, (least, most), now);
+            state.in_force = auto.total();
+            state.logged = state.in_force;
             state.reason = "the start: as much as there may be";
             state.auto = Some((auto, config));
         }
-        self.metrics.most.set(bounds.1.into());
-        state.auto.as_ref().map(|(auto, _)| auto.total())
+        self.metrics.most.set(most.into());
+        state.in_force = state.in_force.min(most).max(least);
+        Some(state.in_force)
     }
 
-    /// Records the seats that an API server publishes as its own.
-    pub(crate) fn record_server_seats(&self, seats: Option<u64>) {
+    /// Records the seats that an API server publishes as its own, and how many requests it queues.
+    pub(crate) fn record_server(&self, seats: Option<u64>, queued: u64) {
         let mut state = self.state.lock();
         if state.seats_of_server != seats && state.auto.is_some() {
             info!(seats, "the API server's own seats bound the total");
         }
         state.seats_of_server = seats;
+        let total = self.pool_sum(|pool| pool.total);
+        let is_below = state
+            .server_seats()
+            .is_some_and(|seats| u64::from(total) < seats);
+        let server_queues = is_below && seats.is_some_and(|seats| queued > seats / QUEUED_PART);
+        if server_queues && !state.server_queues {
+            info!(
+                queued,
+                seats,
+                total,
+                "requests queue in the API server although weir's total is below its own: traffic passes beside weir"
+            );
+        }
+        state.server_queues = server_queues;
+        drop(state);
+        self.log_warning();
+    }
+
+    fn pool_sum(&self, value: fn(&PoolUse) -> u32) -> u32 {
+        let pools = self.limiters.pools();
+        pools.iter().map(value).fold(0, u32::saturating_add)
+    }
+
+    /// What is wrong with a configured total. `None` if nothing is, or if weir finds it by itself.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let (seats, own) = (
+            self.pool_sum(|pool| pool.total),
+            self.pool_sum(|pool| pool.share),
+        );
+        let limited = self.limiters.flowcontrol().map_or_else(Vec::new, |live| {
+            let levels = live.controller().summaries().into_iter();
+            let levels = levels.filter_map(|level| Some((level.name, level.seats?)));
+            let limited = levels.filter(|(_, seats)| seats.spec.queuing != Queuing::Exempt);
+            // A replica has its part of each level.
+            let all = |nominal: u32| {
+                let all = u64::from(nominal) * u64::from(seats);
+                saturating_u32(all.checked_div(own.into()).unwrap_or_default())
+            };
+            limited
+                .map(|(name, seats)| (name, all(seats.limits.nominal)))
+                .collect()
+        });
+        let state = self.state.lock();
+        if state.auto.is_some() {
+            return None;
+        }
+        let total = ConfiguredTotal {
+            seats,
+            share: state.share,
+            server_seats: state.server_seats(),
+            levels: &limited,
+        };
+        total.warning()
+    }
+
+    /// Logs what is wrong with a configured total, if that is another warning than before.
+    pub(crate) fn log_warning(&self) {
+        let warning = self.warning();
+        let mut state = self.state.lock();
+        if state.warned == warning {
+            return;
+        }
+        if let Some(text) = &warning {
+            warn!("--max-requests-inflight: {text}");
+        }
+        state.warned = warning;
     }
 
     /// Records the number of API servers.
     pub(crate) fn record_servers(&self, servers: u64) {
         self.state.lock().servers = Some(servers);
+        self.log_warning();
     }
 
     /// Follows the bounds, which depend on the API server's seats and on the number of levels.
@@ -201,17 +293,26 @@ impl TotalFinder {
         };
         state.levels = levels;
         let bounds = state.bounds(config);
-        let Some((auto, _)) = &mut state.auto else {
-            return;
-        };
-        let from = auto.total();
-        auto.configure(config.target_latency, bounds);
-        let to = auto.total();
-        self.metrics.most.set(bounds.1.into());
-        if from != to {
-            let reason = "the bounds have changed";
-            self.apply(&mut state, now, TotalChange { from, to, reason });
+        if let Some((auto, _)) = &mut state.auto {
+            auto.configure(config.target_latency, bounds);
         }
+        self.metrics.most.set(bounds.1.into());
+        self.apply(&mut state, now, "the bounds have changed");
+    }
+
+    /// What this replica proposes as the total of all, if it finds one.
+    pub(crate) fn proposal(&self, now: Instant) -> Option<ProposedTotal> {
+        self.state.lock().proposal(now)
+    }
+
+    /// Takes in what the other replicas propose.
+    pub(crate) fn set_others(&self, now: Instant, others: Vec<ProposedTotal>) {
+        let mut state = self.state.lock();
+        if state.others == others {
+            return;
+        }
+        state.others = others;
+        self.apply(&mut state, now, "the median of what the replicas propose");
     }
 
     /// Records that requests wait for a seat, or were rejected for want of one.
@@ -231,23 +332,40 @@ impl TotalFinder {
             return;
         };
         if let Some(change) = auto.record(now, signal) {
-            self.apply(&mut state, now, change);
+            self.apply(&mut state, now, change.reason);
         }
     }
 
-    fn apply(&self, state: &mut State, now: Instant, change: TotalChange) {
-        let TotalChange { to, reason, .. } = change;
-        state.reason = reason;
-        self.limiters.set_total(now, to);
-        let (logged, total) = (f64::from(state.logged.max(1)), f64::from(to.max(1)));
-        if total > logged * LOGGED_CHANGE || total < logged / LOGGED_CHANGE {
-            let median = state.auto.as_ref().and_then(|(auto, _)| auto.median());
+    /// Puts the agreed total in force.
+    fn apply(&self, state: &mut State, now: Instant, reason: &'static str) {
+        let own = state.proposal(now).into_iter();
+        let proposals: Vec<_> = state.others.iter().copied().chain(own).collect();
+        let Some((auto, config)) = &state.auto else {
+            return;
+        };
+        let (least, most) = state.bounds(*config);
+        let total = agreed_total(&proposals).unwrap_or_else(|| auto.total());
+        let total = total.min(most).max(least);
+        let median = auto.median();
+        if let Some((auto, _)) = &mut state.auto {
+            auto.follow(total);
+        }
+        if total == state.in_force {
+            return;
+        }
+        (state.in_force, state.reason) = (total, reason);
+        self.limiters.set_total(now, total);
+        let (logged, to) = (f64::from(state.logged.max(1)), f64::from(total.max(1)));
+        if to > logged * LOGGED_CHANGE || to < logged / LOGGED_CHANGE {
             let read_ms = median.map(|time| time.as_millis());
             info!(
                 from = state.logged,
-                to, read_ms, reason, "the total has changed"
+                to = total,
+                read_ms,
+                reason,
+                "the total has changed"
             );
-            state.logged = to;
+            state.logged = total;
         }
     }
 
@@ -257,7 +375,7 @@ impl TotalFinder {
         let (auto, config) = state.auto.as_ref()?;
         let (_, most) = state.bounds(*config);
         Some(FoundTotal {
-            total: auto.total(),
+            total: state.in_force,
             most,
             server_seats: state.server_seats(),
             median: auto.median(),
@@ -291,7 +409,7 @@ mod tests {
         let finder = TotalFinder::new(&limiters, &registry);
         let now = Clock.now();
         let config = AutoTotalConfig::default();
-        let total = finder.configure(now, Some(config)).unwrap();
+        let total = finder.configure(now, config, true).unwrap();
         assert_eq!(total, 540, "0.9 of kube-apiserver's 600");
         let fairness = ControllerConfig {
             server_concurrency_limit: total,
@@ -301,13 +419,13 @@ mod tests {
         };
         limiters.apply_fairness(now, fairness, Vec::new(), false);
         let in_force = || limiters.pools()[0].total;
-        finder.record_server_seats(Some(100));
+        finder.record_server(Some(100), 0);
         finder.follow_bounds(now);
         assert_eq!((in_force(), finder.found().unwrap().most), (90, 90));
         let overload = TotalSignal::Overload(Overload::Rejected);
         finder.record(now + Duration::from_secs(2), overload);
         assert_eq!((in_force(), finder.found().unwrap().total), (63, 63));
-        finder.record_server_seats(Some(10));
+        finder.record_server(Some(10), 0);
         finder.follow_bounds(now);
         assert_eq!(
             in_force(),
@@ -315,11 +433,27 @@ mod tests {
             "five for each of the seven levels that have seats"
         );
         assert_eq!(
-            finder.configure(now, Some(config)),
+            finder.configure(now, config, true),
             Some(35),
             "a reload keeps it"
         );
-        assert_eq!(finder.configure(now, None), None);
-        assert!(finder.found().is_none());
+        finder.record_server(Some(1000), 0);
+        finder.follow_bounds(now);
+        let measured = |seats| ProposedTotal {
+            seats,
+            is_measured: true,
+        };
+        let later = now + Duration::from_secs(20);
+        finder.set_others(later, vec![measured(80), measured(90)]);
+        assert_eq!(in_force(), 85, "the other replicas have load");
+        let own = finder.proposal(later).unwrap();
+        assert_eq!((own.seats, own.is_measured), (85, false));
+        assert_eq!(finder.configure(now, config, false), None);
+        assert!(finder.found().is_none() && finder.proposal(now).is_none());
+        let warning = finder.warning().unwrap();
+        assert!(
+            warning.contains("less than a tenth of the 1000"),
+            "{warning}"
+        );
     }
 }

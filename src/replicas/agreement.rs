@@ -31,6 +31,7 @@ use crate::replicas::message::{
 };
 use crate::replicas::peer::{LeaseEntry, PeerRecord, PeerStatus};
 use crate::replicas::shares::{Claimant, divide, floor_share};
+use weir_limits::auto_total::ProposedTotal;
 
 /// A replica drops to its floor this much before its lease time ends: more than the time between
 /// two calls of [`Agreement::step`].
@@ -244,6 +245,7 @@ impl Agreement {
         }
         peer.number = Some(message.number);
         peer.claims = message.pools;
+        peer.proposed = message.proposed;
         peer.heard = now;
         peer.expired = false;
         peer.leaving = message.leaving;
@@ -257,8 +259,17 @@ impl Agreement {
         true
     }
 
-    /// The next message to the others.
-    pub(crate) fn next_message(&mut self, now: Instant) -> ReplicaMessage {
+    /// The next message to the others, with the total that this replica proposes for all.
+    pub(crate) fn next_message(
+        &mut self,
+        now: Instant,
+        proposed: Option<ProposedTotal>,
+    ) -> ReplicaMessage {
+        // A newcomer may have measured what it would have alone.
+        let proposed = proposed.map(|own| ProposedTotal {
+            is_measured: own.is_measured && self.has_heard_all(),
+            ..own
+        });
         self.number += 1;
         let last = self.sent.back().map(|(_, at)| *at);
         if last.is_none_or(|last| now.saturating_duration_since(last) >= SENT_INTERVAL) {
@@ -279,7 +290,24 @@ impl Agreement {
         for (place, claim) in pools.iter_mut().enumerate() {
             *claim = self.own_claim(place);
         }
-        ReplicaMessage::new(self.id.clone(), self.number, pools, received, self.leaving)
+        let (id, leaving) = (self.id.clone(), self.leaving);
+        ReplicaMessage::new(id, self.number, pools, received, leaving, proposed)
+    }
+
+    /// Whether all others that live have sent a message.
+    fn has_heard_all(&self) -> bool {
+        let mut others = self.peers.values();
+        self.joined && others.all(|peer| peer.expired || peer.number.is_some())
+    }
+
+    /// What the others that live propose as the total of all.
+    #[must_use]
+    pub(crate) fn proposals(&self) -> Vec<ProposedTotal> {
+        let live = self
+            .peers
+            .values()
+            .filter(|peer| !peer.expired && !peer.leaving);
+        live.filter_map(|peer| peer.proposed).collect()
     }
 
     fn own_claim(&self, place: usize) -> PoolClaim {

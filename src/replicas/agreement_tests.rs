@@ -209,7 +209,8 @@ impl ReplicaSimulation {
             if one.has_server {
                 let sent = self.now;
                 // Without connections, the Lease has the message.
-                let message = (division == Division::Even).then(|| one.view.next_message(now));
+                let message =
+                    (division == Division::Even).then(|| one.view.next_message(now, None));
                 let lease = Box::new(LeaseEntry {
                     id,
                     version: String::new(),
@@ -230,7 +231,7 @@ impl ReplicaSimulation {
 
     fn send(&mut self, from: usize) {
         let now = self.at(self.now);
-        let message = Box::new(self.replicas[from].view.next_message(now));
+        let message = Box::new(self.replicas[from].view.next_message(now, None));
         for to in 0..self.replicas.len() {
             let cut = self.cut.get(&(from, to)).copied().unwrap_or_default();
             // It knows the addresses from the Leases.

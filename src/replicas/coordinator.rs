@@ -14,6 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::drain::Drain;
 use crate::limits::limiters::Limiters;
+use crate::limits::total_finder::TotalFinder;
 use crate::replicas::config::{PeerTls, ReplicaConfig};
 use crate::replicas::membership::{AdvertisedAddress, MembershipTask};
 use crate::replicas::message::ReplicaId;
@@ -76,6 +77,8 @@ pub(crate) struct ReplicaDependencies<'a> {
     pub(crate) server: String,
     /// The limiters that get shares.
     pub(crate) limiters: &'a Arc<Limiters>,
+    /// Finds the total that is divided, if it is to be found.
+    pub(crate) finder: &'a Arc<TotalFinder>,
     /// Reads and writes the Leases.
     pub(crate) calls: ApiServerClient,
     /// The cryptography of the peer connections.
@@ -97,6 +100,7 @@ impl Replicas {
             instance,
             server,
             limiters,
+            finder,
             calls,
             provider,
             registry,
@@ -125,7 +129,7 @@ impl Replicas {
         }
         let shown = config.peers.as_ref().map(|peers| peers.tls.clone());
         let metrics = ReplicaMetrics::register(registry);
-        let state = ReplicaState::new(config, id, limiters, metrics);
+        let state = ReplicaState::new(config, id, limiters, finder, metrics);
         state.step(Clock.now());
         Ok(Self {
             state,

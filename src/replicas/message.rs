@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use weir_limits::auto_total::ProposedTotal;
+
 /// The totals that are divided: the seats of priority and fairness, and the slots of max-in-flight
 /// for read-only and for mutating requests.
 pub(crate) const POOLS: usize = 3;
@@ -44,6 +46,9 @@ pub(crate) struct ReplicaMessage {
     /// Whether it answers requests for snapshots. Versions before these leave it out.
     #[serde(default)]
     pub(crate) snapshots: bool,
+    /// What it proposes as the total of all, if it finds one (`--max-requests-inflight=auto`).
+    #[serde(default)]
+    pub(crate) proposed: Option<ProposedTotal>,
     /// For each of [`POOL_NAMES`].
     pub(crate) pools: [PoolClaim; POOLS],
     /// The last message of each other replica that it has received, by name.
@@ -93,6 +98,7 @@ impl ReplicaMessage {
         pools: [PoolClaim; POOLS],
         received: BTreeMap<String, Received>,
         leaving: bool,
+        proposed: Option<ProposedTotal>,
     ) -> Self {
         Self {
             version: VERSION,
@@ -101,6 +107,7 @@ impl ReplicaMessage {
             number,
             leaving,
             snapshots: true,
+            proposed,
             pools,
             received,
         }
@@ -203,6 +210,7 @@ mod tests {
             pools,
             [("weir-1".to_owned(), received)].into(),
             false,
+            None,
         )
     }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::replicas::message::{POOLS, PoolClaim, ReplicaId, ReplicaMessage};
+use weir_limits::auto_total::ProposedTotal;
 
 /// A replica's Lease, as a list of them has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub(super) struct PeerRecord {
     /// The number of its last message; `None` before the first one of its process.
     pub(super) number: Option<u64>,
     pub(super) claims: [PoolClaim; POOLS],
+    /// What it proposes as the total of all, if it finds one.
+    pub(super) proposed: Option<ProposedTotal>,
     /// When its last message was received, or it was first known.
     pub(super) heard: Instant,
     /// The last of this replica's messages that it has received.
@@ -45,6 +48,7 @@ impl PeerRecord {
             instance: instance.to_owned(),
             number: None,
             claims: [PoolClaim::default(); POOLS],
+            proposed: None,
             heard: now,
             acknowledged: None,
             lease: String::new(),
@@ -103,6 +107,7 @@ impl PeerRecord {
         PeerStatus {
             name: name.to_owned(),
             claims: self.claims,
+            finds_total: self.proposed.is_some(),
             silent,
             expired: self.expired,
             leaving: self.leaving,
@@ -118,6 +123,8 @@ pub(crate) struct PeerStatus {
     pub(crate) name: String,
     /// Its last claims.
     pub(crate) claims: [PoolClaim; POOLS],
+    /// Whether it finds the total by itself.
+    pub(crate) finds_total: bool,
     /// Whether it has sent nothing for a while.
     pub(crate) silent: bool,
     /// Whether it has dropped to its floor, which is reserved.

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use crate::limits::limiters::{Limiters, PoolUse};
+use crate::limits::total_finder::TotalFinder;
 use crate::replicas::agreement::{Agreement, Division, PoolInput, Standing};
 use crate::replicas::config::{Membership, ReplicaConfig};
 use crate::replicas::message::{POOLS, ReplicaId, ReplicaMessage};
@@ -27,6 +28,7 @@ pub(crate) struct ReplicaState {
     pub(super) config: ReplicaConfig,
     pub(super) id: ReplicaId,
     limiters: Arc<Limiters>,
+    finder: Arc<TotalFinder>,
     metrics: ReplicaMetrics,
     inner: Mutex<Inner>,
     /// Notified when the Leases are to be read now.
@@ -80,7 +82,9 @@ pub(crate) struct ReplicaReport {
     pub(crate) standing: Option<Standing>,
     /// Why the Leases cannot be read or written.
     pub(crate) lease_failure: Option<String>,
-    /// For each total: what is configured, and what this replica may use.
+    /// Whether weir finds the total by itself.
+    pub(crate) finds_total: bool,
+    /// For each total: what is in force of all replicas, and what this replica may use.
     pub(crate) pools: [(u32, u32); POOLS],
     /// The others.
     pub(crate) peers: Vec<PeerStatus>,
@@ -123,6 +127,7 @@ impl ReplicaState {
         config: ReplicaConfig,
         id: ReplicaId,
         limiters: &Arc<Limiters>,
+        finder: &Arc<TotalFinder>,
         metrics: ReplicaMetrics,
     ) -> Arc<Self> {
         let division = match config.peers {
@@ -140,6 +145,7 @@ impl ReplicaState {
             config,
             id,
             limiters: Arc::clone(limiters),
+            finder: Arc::clone(finder),
             metrics,
             list_now: Notify::new(),
             pulse: watch::Sender::new(0),
@@ -150,6 +156,8 @@ impl ReplicaState {
 
     /// Moves the shares on, and applies them.
     pub(super) fn step(&self, now: Instant) {
+        let others = self.inner.lock().agreement.proposals();
+        self.finder.set_others(now, others);
         let pools = self.limiters.pools();
         let mut inner = self.inner.lock();
         let mut inputs = [PoolInput::default(); POOLS];
@@ -185,7 +193,8 @@ impl ReplicaState {
 
     /// The next message to the others.
     pub(super) fn next_message(&self, now: Instant) -> ReplicaMessage {
-        self.inner.lock().agreement.next_message(now)
+        let proposed = self.finder.proposal(now);
+        self.inner.lock().agreement.next_message(now, proposed)
     }
 
     /// Whether a replica has said that it answers requests for snapshots.
@@ -255,6 +264,7 @@ impl ReplicaState {
             name: self.id.name.clone(),
             standing: (!inner.is_off).then_some(standing),
             lease_failure: inner.lease_failure.clone(),
+            finds_total: self.finder.found().is_some(),
             pools,
             peers: inner.agreement.peers(now),
         }

@@ -430,10 +430,10 @@ fn spawn_reviewer(mut upstream: FakeUpstream, denied: &'static [&'static str]) {
             let review: Value = serde_json::from_slice(&exchange.read_body().await).unwrap();
             let attributes = &review["spec"]["resourceAttributes"];
             let group = attributes["group"].as_str().unwrap_or_default();
-            let expected = if group == "discovery.k8s.io" {
-                "default"
-            } else {
-                ""
+            let expected = match (group, attributes["resource"].as_str()) {
+                ("discovery.k8s.io", _) | ("", Some("namespaces")) => "default",
+                ("coordination.k8s.io", _) => "kube-system",
+                _ => "",
             };
             assert_eq!(
                 attributes["namespace"].as_str().unwrap_or_default(),

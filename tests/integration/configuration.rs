@@ -565,7 +565,7 @@ async fn the_startup_line_has_version_upstream_and_seats() {
     for part in [
         format!("version=\"{}\"", env!("CARGO_PKG_VERSION")),
         format!("upstream={}", upstream.address),
-        "seats=600".to_owned(),
+        "seats=auto".to_owned(),
         "levels=8".to_owned(),
         "health=127.0.0.1:".to_owned(),
     ] {
@@ -592,7 +592,7 @@ async fn configz_and_flagz_show_the_effective_configuration() {
     let config = &config["weir"];
     assert_eq!(config["requestTimeout"], "30s");
     assert_eq!(config["workers"], 1);
-    assert_eq!(config["maxRequestsInflight"], 400);
+    assert_eq!(config["maxRequestsInflight"], "auto");
     assert_eq!(config["clientLimits"][0]["name"], "all");
     assert_eq!(config["upstream"], format!("https://{}", upstream.address));
     let flags = weir.get_admin("/flagz").await;
@@ -714,11 +714,11 @@ async fn auto_finds_both_limits() {
     for (settings, error) in [
         (
             "maxRequestsInflight: auto\nmaxMutatingRequestsInflight: 7\n",
-            "weir.yaml:2:30: --max-mutating-requests-inflight: not together with --max-requests-inflight=auto",
+            "weir.yaml:1:22: --max-requests-inflight: auto finds both parts",
         ),
         (
-            "maxMutatingRequestsInflight: auto\n",
-            "weir.yaml:1:30: --max-mutating-requests-inflight: auto only together with",
+            "maxRequestsInflight: 7\nmaxMutatingRequestsInflight: auto\n",
+            "weir.yaml:2:30: --max-mutating-requests-inflight: auto finds both parts",
         ),
         (
             "maxRequestsInflight: many\n",

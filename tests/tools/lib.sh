@@ -289,6 +289,17 @@ series() {
     awk -v series="$1 " 'index($0, series) == 1 {found = $NF} END {print found + 0}'
 }
 
+# peer_certificates NAME: a CA and a certificate for all replicas, with this name, in $WORK.
+peer_certificates() {
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=peers \
+        -keyout "$WORK/peer-ca.key" -out "$WORK/peer-ca.crt" 2>/dev/null
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$1" \
+        -keyout "$WORK/peer.key" -out "$WORK/peer.csr" 2>/dev/null
+    printf 'subjectAltName=DNS:%s\nextendedKeyUsage=serverAuth,clientAuth\n' "$1" >"$WORK/peer.ext"
+    openssl x509 -req -days 1 -in "$WORK/peer.csr" -CA "$WORK/peer-ca.crt" -CAkey "$WORK/peer-ca.key" -set_serial 1 \
+        -extfile "$WORK/peer.ext" -out "$WORK/peer.crt" 2>/dev/null
+}
+
 # metric NAME{LABELS}: the value of one series now.
 metric() {
     curl -sS --max-time 10 "http://$ADMIN/metrics" | series "$1"

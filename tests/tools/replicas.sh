@@ -20,17 +20,6 @@ nightly && HOLD=60
 declare -A ADMINS=() URLS=() PORTS=()
 REPLICAS=(one two three)
 
-# A CA, and a certificate for all replicas with the name weir-peer.
-certificates() {
-    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=peers \
-        -keyout "$WORK/peer-ca.key" -out "$WORK/peer-ca.crt" 2>/dev/null
-    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$1" \
-        -keyout "$WORK/peer.key" -out "$WORK/peer.csr" 2>/dev/null
-    printf 'subjectAltName=DNS:%s\nextendedKeyUsage=serverAuth,clientAuth\n' "$1" >"$WORK/peer.ext"
-    openssl x509 -req -days 1 -in "$WORK/peer.csr" -CA "$WORK/peer-ca.crt" -CAkey "$WORK/peer-ca.key" -set_serial 1 \
-        -extfile "$WORK/peer.ext" -out "$WORK/peer.crt" 2>/dev/null
-}
-
 # Credentials whose token can be spoilt: the API server then refuses the Leases, and everything else of weir's own.
 credentials() {
     token admin >"$WORK/own-token"
@@ -349,7 +338,7 @@ refused() {
     check_between 'Leases are back: within the total' 1 "$TOTAL" "$(shares one two)"
 }
 
-certificates weir-peer
+peer_certificates weir-peer
 apiserver api 0 --service-time 100ms
 UPSTREAM=$ADDRESS
 credentials

@@ -11,9 +11,16 @@
 //! near it that of three. The total grows only while it is what holds requests back. What says
 //! plainly that the server has too much (its own 429, a refused connection, a probe without an
 //! answer) shrinks it at once.
+//!
+//! Several replicas in front of the same servers find one total for all of them. Each proposes one
+//! by what it has measured itself, and [`agreed_total`] is the median of the proposals: one replica
+//! that is slow by itself does not decide for all. A step begins at the agreed total, so that the
+//! proposals stay together.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 /// How often the total may change. A step of the total shows in the probes of the next second.
 const STEP: Duration = Duration::from_secs(1);
@@ -44,6 +51,11 @@ const LARGEST_CUT: f64 = 0.4;
 /// What an overload sign leaves of the total.
 const OVERLOAD_CUT: f64 = 0.7;
 
+/// A server that answers nothing shrinks the total so often at the pace of steps, and at that of
+/// stalls from then on: what it could do before a stall is the best guess of what it can do after it.
+const CUTS_OF_STALL: u32 = 2;
+const STALL: Duration = Duration::from_secs(10);
+
 /// How long the total does not grow after an overload sign.
 const OVERLOAD_PAUSE: Duration = Duration::from_secs(5);
 
@@ -52,6 +64,32 @@ const UNLOADED_FACTOR: f64 = 3.0;
 
 /// The probes without load whose median counts, at one each ten seconds.
 const UNLOADED_WINDOW: usize = 9;
+
+/// A total is proposed for so long after the last probe under load.
+const MEASURED_TIME: Duration = Duration::from_secs(5);
+
+/// The total that a replica proposes for all replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProposedTotal {
+    /// In seats.
+    pub seats: u32,
+    /// Whether the replica has measured it: it had load a moment ago.
+    pub is_measured: bool,
+}
+
+/// The total that replicas use: the median of the measured proposals (the mean of the middle two),
+/// or else the least of all. `None` without proposals.
+#[must_use]
+pub fn agreed_total(proposals: &[ProposedTotal]) -> Option<u32> {
+    let measured = proposals.iter().filter(|proposal| proposal.is_measured);
+    let mut measured: Vec<u32> = measured.map(|proposal| proposal.seats).collect();
+    measured.sort_unstable();
+    let Some(last) = measured.len().checked_sub(1) else {
+        return proposals.iter().map(|proposal| proposal.seats).min();
+    };
+    let (low, high) = (measured.get(last / 2)?, measured.get(last.div_ceil(2))?);
+    Some(low.midpoint(*high))
+}
 
 /// What a probe, or a request, says of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,12 +141,18 @@ pub struct AutoTotal {
     /// The least and the greatest total.
     bounds: (u32, u32),
     total: f64,
+    /// Where the next step begins, if others have agreed on another total.
+    agreed: Option<f64>,
+    /// When the last probe under load, or sign of overload, was recorded.
+    measured_at: Option<Instant>,
     /// Times of the last probes under load, in seconds.
     loaded: VecDeque<f64>,
     /// Times of the last probes without load, in seconds.
     unloaded: VecDeque<f64>,
     /// The probes since the last step.
     fresh: usize,
+    /// The cuts since the last answer.
+    cuts_unanswered: u32,
     /// Whether the total has held requests back since the last step.
     is_limiting: bool,
     stepped_at: Instant,
@@ -124,9 +168,12 @@ impl AutoTotal {
             target,
             bounds,
             total: f64::from(bounds.1),
+            agreed: None,
+            measured_at: None,
             loaded: VecDeque::new(),
             unloaded: VecDeque::new(),
             fresh: 0,
+            cuts_unanswered: 0,
             is_limiting: false,
             stepped_at: now,
             grows_from: now,
@@ -138,6 +185,21 @@ impl AutoTotal {
     pub fn total(&self) -> u32 {
         let (least, most) = self.bounds;
         to_seats(self.total).min(most).max(least).max(1)
+    }
+
+    /// The total as a proposal for all replicas.
+    #[must_use]
+    pub fn proposal(&self, now: Instant) -> ProposedTotal {
+        let is_recent = |at| now.saturating_duration_since(at) < MEASURED_TIME;
+        ProposedTotal {
+            seats: self.total(),
+            is_measured: self.measured_at.is_some_and(is_recent),
+        }
+    }
+
+    /// Lets the next step begin at the total that the replicas have agreed on.
+    pub fn follow(&mut self, agreed: u32) {
+        self.agreed = (agreed != self.total()).then_some(f64::from(agreed));
     }
 
     /// The time that a small read may take inside the server: longer than the configured one in
@@ -181,11 +243,21 @@ impl AutoTotal {
             TotalSignal::Loaded(time) => {
                 push(&mut self.loaded, time, LONG_WINDOW);
                 self.fresh += 1;
+                self.cuts_unanswered = 0;
+                self.measured_at = Some(now);
                 self.step(now)
             }
             TotalSignal::Overload(overload) => {
-                let may_cut = self.grows_from <= now || now >= self.stepped_at + STEP;
+                self.measured_at = Some(now);
+                let has_stalled = overload != Overload::Rejected;
+                let interval = match has_stalled && self.cuts_unanswered >= CUTS_OF_STALL {
+                    true => STALL,
+                    false => STEP,
+                };
+                let is_first = self.grows_from <= now && interval == STEP;
+                let may_cut = is_first || now >= self.stepped_at + interval;
                 self.grows_from = now + OVERLOAD_PAUSE;
+                self.cuts_unanswered += u32::from(may_cut && has_stalled);
                 may_cut.then(|| self.change(now, OVERLOAD_CUT, overload.reason()))?
             }
         }
@@ -195,6 +267,7 @@ impl AutoTotal {
         if now < self.stepped_at + STEP {
             return None;
         }
+        self.begin_at_agreed();
         let target = self.target().as_secs_f64();
         let usual = median(&self.loaded, LONG_WINDOW)?;
         let step = sorted(&self.loaded, self.fresh.min(SHORT_WINDOW));
@@ -232,7 +305,15 @@ impl AutoTotal {
         self.change(now, factor, reason)
     }
 
+    fn begin_at_agreed(&mut self) {
+        let (least, most) = (f64::from(self.bounds.0), f64::from(self.bounds.1));
+        if let Some(agreed) = self.agreed.take() {
+            self.total = agreed.min(most).max(least);
+        }
+    }
+
     fn change(&mut self, now: Instant, factor: f64, reason: &'static str) -> Option<TotalChange> {
+        self.begin_at_agreed();
         let from = self.total();
         let (least, most) = (f64::from(self.bounds.0), f64::from(self.bounds.1));
         self.total = (self.total * factor).min(most).max(least);
@@ -294,6 +375,8 @@ mod tests {
         noise: f64,
         /// The share of probes that take ten times as long.
         tail: f64,
+        /// Until then nothing is answered, as while etcd stalls.
+        stalled_until: Instant,
     }
 
     impl Plant {
@@ -309,6 +392,7 @@ mod tests {
                 offered: 2_000,
                 noise: 0.25,
                 tail: 0.0,
+                stalled_until: now,
             }
         }
 
@@ -336,7 +420,8 @@ mod tests {
             let mut under_way: Vec<(Instant, TotalSignal)> = Vec::new();
             while self.now < end {
                 if self.offered * 2 > self.total.total() {
-                    let probe = self.probe();
+                    let stall = self.stalled_until.saturating_duration_since(self.now);
+                    let probe = stall + self.probe();
                     let signal = if probe < PROBE_TIMEOUT {
                         TotalSignal::Loaded(probe)
                     } else {
@@ -412,6 +497,44 @@ mod tests {
     }
 
     #[test]
+    fn after_a_stall_the_total_is_back_within_ten_seconds() {
+        for seed in 1..=40 {
+            for stall in [1, 2, 10] {
+                let mut plant = Plant::new(seed);
+                plant.run(Duration::from_secs(15));
+                let stall = Duration::from_secs(stall);
+                plant.stalled_until = plant.now + stall;
+                plant.run(stall);
+                plant.run(Duration::from_secs(10));
+                let back = plant.run(Duration::from_secs(20));
+                plant.assert_right(&back, 0.3);
+            }
+        }
+    }
+
+    #[test]
+    fn clients_beside_weir_and_pauses_of_the_server_are_no_noise() {
+        // Clients beside weir take half of the server: what weir sends follows what is left.
+        for seed in 1..=20 {
+            let mut plant = Plant::new(seed);
+            plant.run(Duration::from_secs(15));
+            let alone = plant.right();
+            plant.unloaded += plant.cost * alone / 2.0;
+            plant.run(Duration::from_secs(10));
+            let beside = plant.run(Duration::from_secs(30));
+            plant.assert_right(&beside, 0.5); // a tenth of the time is a fifth of the seats
+            assert!(plant.right() < alone * 0.6);
+            // A garbage collection of 300 ms every five seconds.
+            let mut paused = Vec::new();
+            for _ in 0..8 {
+                plant.stalled_until = plant.now + Duration::from_millis(300);
+                paused.extend(plant.run(Duration::from_secs(5)));
+            }
+            plant.assert_right(&paused, 0.5);
+        }
+    }
+
+    #[test]
     fn the_total_grows_only_while_it_holds_requests_back() {
         let mut plant = Plant::new(7);
         plant.run(Duration::from_secs(15));
@@ -463,11 +586,84 @@ mod tests {
         for (cost, expected) in [(0.1, BOUNDS.0), (0.000_01, BOUNDS.1)] {
             let mut plant = Plant::new(11);
             plant.cost = cost;
-            plant.run(Duration::from_secs(60));
+            plant.run(Duration::from_secs(120));
             assert_eq!(plant.total.total(), expected);
         }
         let mut plant = Plant::new(12);
         plant.total.configure(TARGET, (10, 20));
         assert_eq!(plant.total.total(), 20, "at once");
+    }
+
+    /// Three replicas in front of one plant, which step at different times. The first one measures
+    /// `sick` times what a read takes. Returns the agreed totals of the last 20 of 40 seconds.
+    fn run_replicas(seed: u64, sick: f64) -> (Plant, Vec<f64>) {
+        let mut plant = Plant::new(seed);
+        let mut replicas: Vec<AutoTotal> = (0..3)
+            .map(|n| AutoTotal::new(TARGET, BOUNDS, plant.now + n * STEP / 3))
+            .collect();
+        let mut agreed = Vec::new();
+        for probe in 0..600 {
+            plant.now += PROBE_INTERVAL / 3;
+            let at = probe % replicas.len();
+            let mut time = plant.probe();
+            if at == 0 {
+                time = time.mul_f64(sick).min(PROBE_TIMEOUT);
+            }
+            replicas[at].record_limiting();
+            replicas[at].record(plant.now, TotalSignal::Loaded(time));
+            let proposals: Vec<_> = replicas.iter().map(|one| one.proposal(plant.now)).collect();
+            let total = agreed_total(&proposals).unwrap();
+            plant.total.configure(TARGET, (total, total)); // what is inside
+            replicas.iter_mut().for_each(|one| one.follow(total));
+            agreed.push(f64::from(total));
+        }
+        (plant, agreed.split_off(300))
+    }
+
+    #[test]
+    fn replicas_find_one_total_and_one_sick_replica_does_not_shrink_it() {
+        for seed in 1..=20 {
+            for sick in [1.0, 20.0, 0.05] {
+                let (plant, agreed) = run_replicas(seed, sick);
+                plant.assert_right(&agreed, 0.35);
+            }
+        }
+    }
+
+    #[test]
+    fn a_replica_without_load_proposes_nothing_and_takes_what_the_others_have() {
+        let now = weir_base::clock::Clock.now();
+        let mut idle = AutoTotal::new(TARGET, BOUNDS, now);
+        assert!(!idle.proposal(now).is_measured);
+        let measured = |seats| ProposedTotal {
+            seats,
+            is_measured: true,
+        };
+        let agreed = |others: &[ProposedTotal]| {
+            let all: Vec<_> = others.iter().copied().chain([idle.proposal(now)]).collect();
+            agreed_total(&all).unwrap()
+        };
+        assert_eq!(agreed(&[measured(100)]), 100);
+        assert_eq!(agreed(&[measured(100), measured(201)]), 150);
+        assert_eq!(agreed(&[measured(90), measured(100), measured(400)]), 100);
+        let unmeasured = ProposedTotal {
+            seats: 100,
+            is_measured: false,
+        };
+        assert_eq!(
+            agreed(&[unmeasured]),
+            100,
+            "the least, while nobody has load"
+        );
+        assert_eq!(agreed_total(&[]), None);
+        idle.follow(100);
+        let later = now + STEP;
+        idle.record(later, TotalSignal::Loaded(TARGET));
+        assert_eq!(
+            idle.proposal(later),
+            measured(100),
+            "its first step begins there"
+        );
+        assert!(!idle.proposal(later + MEASURED_TIME).is_measured);
     }
 }

@@ -7,11 +7,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::StatusCode;
-use serde::Deserialize;
 use tokio::time::timeout;
 
+use crate::app::cluster::server_facts::{VERSION_PATH, git_version};
+use crate::app::limits::ConfiguredLimits;
+use crate::app::own_reviews::{reviewed_user, self_subject_review};
 use crate::app::self_checks::self_access::SelfAccess;
 use crate::config::Config;
 use crate::identity::request_header::IdentityHeaders;
@@ -34,10 +35,6 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 const ANONYMOUS: &str = "system:anonymous";
 
 const READYZ: &str = "/readyz";
-const VERSION: &str = "/version";
-const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-const SELF_SUBJECT_REVIEW: &str =
-    r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
 
 /// What the API server has answered.
 #[derive(Debug, Default)]
@@ -123,17 +120,17 @@ impl OnlineCheck<'_> {
             let servers = upstream::server_set(&single, &Registry::new());
             let pools = upstream::internal_pools(&single, &servers, &credentials, &metrics);
             let client = ApiServerClient::new(pools, Arc::clone(&credentials));
-            let client: Arc<dyn ApiTransport> = Arc::new(client);
             if self
-                .check_reachable(&*client, server.authority.as_str())
+                .check_reachable(&client, server.authority.as_str())
                 .await
             {
                 reachable.get_or_insert((client, single, servers));
             }
         }
-        let Some((client, upstream_config, servers)) = reachable else {
+        let Some((calls, upstream_config, servers)) = reachable else {
             return;
         };
+        let client: Arc<dyn ApiTransport> = Arc::new(calls.clone());
         let probe = upstream::front_proxy_pools(&upstream_config, &servers, &metrics);
         let probe = probe.map(|pools| FrontProxyProbe {
             pools,
@@ -141,12 +138,24 @@ impl OnlineCheck<'_> {
             health: FrontProxyHealth::register(&registry),
             interval: TIME_LIMIT,
         });
-        let (version, own, front_proxy) = tokio::join!(
-            get(&*client, VERSION),
+        let total = ConfiguredLimits {
+            admission: &config.admission,
+            finder: config.total_finder,
+            is_auto: config.is_auto_total,
+            servers: config.upstream.servers.len(),
+            are_local: servers.are_local(),
+        };
+        let (version, total, own, front_proxy) = tokio::join!(
+            get(&*client, VERSION_PATH),
+            total.warning(&calls),
             check_own_credential(Arc::clone(&client), &access, is_anonymous),
             async { Some(probe.as_ref()?.probe().await) },
         );
         self.report.server_version = version.ok().and_then(|reply| git_version(&reply));
+        if let Some(text) = total {
+            let flag = "max-requests-inflight";
+            self.report.add(Severity::Warning, flag, text);
+        }
         self.record_own_credential(own);
         self.record_front_proxy(front_proxy);
     }
@@ -233,11 +242,7 @@ async fn check_own_credential(
     if is_anonymous {
         return OwnCredentialResult::None;
     }
-    let review = client.send(RemoteRequest {
-        path: SELF_SUBJECT_REVIEWS,
-        body: Some(Bytes::from_static(SELF_SUBJECT_REVIEW.as_bytes())),
-    });
-    let review = review.await;
+    let review = client.send(self_subject_review()).await;
     if let Ok(RemoteResponse {
         status: StatusCode::UNAUTHORIZED,
         ..
@@ -262,20 +267,4 @@ fn unreachable_hint(why: &RemoteError) -> &'static str {
     } else {
         ""
     }
-}
-
-fn git_version(reply: &RemoteResponse) -> Option<String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct ServerVersion {
-        git_version: String,
-    }
-    let version: ServerVersion = serde_json::from_slice(&reply.body).ok()?;
-    Some(version.git_version)
-}
-
-fn reviewed_user(reply: &RemoteResponse) -> Option<String> {
-    let review: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
-    let name = review.pointer("/status/userInfo/username")?;
-    name.as_str().map(str::to_owned)
 }

@@ -5,20 +5,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::StatusCode;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tracing::{debug, warn};
 
+use crate::app::own_reviews::{
+    SelfAccessDecision, parse_decision, reviewed_user, self_access_review, self_subject_review,
+};
 use crate::config::{AdmissionConfig, Config};
 use crate::flowcontrol::sources::{ClusterResource, rbac_rule};
-use crate::identity::transport::{ApiTransport, RemoteRequest, RemoteResponse};
+use crate::identity::transport::{ApiTransport, RemoteRequest};
 use weir_kubernetes::api::flowcontrol;
 use weir_kubernetes::document::Severity;
-
-/// The path of the API server's SelfSubjectAccessReviews.
-const SELF_ACCESS_REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// The interval of retries if the API server does not respond.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -27,6 +24,8 @@ const DELEGATOR: &str = "the ClusterRole system:auth-delegator";
 const FLOWCONTROL_READER: &str = "the ClusterRole weir of deploy/kustomize/base/rbac.yaml";
 const ENDPOINT_SLICE_READER: &str =
     "the Role of deploy/kustomize/overlays/endpoint-slices/rbac.yaml";
+const METRICS_READER: &str = FLOWCONTROL_READER;
+const SERVER_COUNTER: &str = "the Role weir:api-servers of deploy/kustomize/base/rbac.yaml";
 const LEASE_WRITER: &str = "the Role weir:replicas of deploy/kustomize/base/rbac.yaml";
 const ISSUER_DISCOVERY: &str = "the ClusterRole system:service-account-issuer-discovery";
 const IMPERSONATOR: &str = "a ClusterRole with the verb impersonate for users, groups and serviceaccounts, and for * of authentication.k8s.io (RBAC has no userextras/*)";
@@ -48,7 +47,7 @@ const READ: [&str; 2] = ["list", "watch"];
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 /// A permission that weir needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Permission {
     verb: &'static str,
     /// The API group; `None` if `resource` is a path.
@@ -59,6 +58,8 @@ struct Permission {
     subresource: &'static str,
     /// The only namespace; empty for all of them.
     namespace: String,
+    /// The only object; empty for all of them.
+    name: &'static str,
     /// What grants the permission.
     granted_by: &'static str,
     /// What happens without the permission.
@@ -110,6 +111,45 @@ impl Permission {
         }
     }
 
+    /// The command that gives the permission to `user`.
+    fn command(&self, user: &str) -> String {
+        let Self {
+            verb,
+            resource,
+            namespace,
+            name,
+            ..
+        } = self;
+        let what = match self.group {
+            None => format!("--non-resource-url={resource}"),
+            Some(group) => {
+                let (dot, slash) = (
+                    if group.is_empty() { "" } else { "." },
+                    if self.subresource.is_empty() { "" } else { "/" },
+                );
+                let subresource = self.subresource;
+                let only = match name.is_empty() {
+                    true => String::new(),
+                    false => format!(" --resource-name={name}"),
+                };
+                format!("--resource={resource}{dot}{group}{slash}{subresource}{only}")
+            }
+        };
+        let (kind, namespaced) = match namespace.is_empty() {
+            true => ("clusterrole", String::new()),
+            false => ("role", format!(" -n {namespace}")),
+        };
+        let last = resource.rsplit('/').next().unwrap_or_default();
+        let role = format!("weir:{verb}-{last}");
+        let subject = match user.strip_prefix("system:serviceaccount:") {
+            Some(account) => format!("--serviceaccount={account}"),
+            None => format!("--user={}", shell_quoted(user)),
+        };
+        format!(
+            "kubectl create {kind} {role}{namespaced} --verb={verb} {what} && kubectl create {kind}binding {role}{namespaced} --{kind}={role} {subject}"
+        )
+    }
+
     fn missing_text(&self) -> String {
         format!(
             "weir's own credential lacks a right, which {} gives: until then {}",
@@ -123,64 +163,27 @@ impl Permission {
             resource: what,
             subresource,
             namespace,
+            name,
             ..
         } = self;
         self_access_review(&match self.group {
             None => json!({"nonResourceAttributes": {"verb": verb, "path": what}}),
             Some(group) => json!({"resourceAttributes": {
                 "verb": verb, "group": group, "resource": what, "subresource": subresource,
-                "namespace": namespace,
+                "namespace": namespace, "name": name,
             }}),
         })
     }
 }
 
-/// The review of whether weir has the permission in `spec`.
-pub(crate) fn self_access_review(spec: &Value) -> RemoteRequest {
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": spec,
-    });
-    RemoteRequest {
-        path: SELF_ACCESS_REVIEWS_PATH,
-        body: Some(Bytes::from(review.to_string())),
+/// A word of a command, as a shell reads it.
+fn shell_quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:@/".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
     }
-}
-
-/// The decision in a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SelfAccessDecision {
-    Allowed,
-    Denied,
-    /// There is no decision, and a retry would not change that.
-    NotServed(StatusCode),
-    /// There is no decision yet.
-    NoDecision,
-}
-
-/// Parses the response to a review.
-pub(crate) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
-    match reply.status {
-        StatusCode::OK | StatusCode::CREATED => {}
-        code @ (StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
-            return SelfAccessDecision::NotServed(code);
-        }
-        _ => return SelfAccessDecision::NoDecision,
-    }
-    #[derive(Deserialize)]
-    struct SelfAccessReview {
-        status: Value,
-    }
-    let review = serde_json::from_slice::<SelfAccessReview>(&reply.body);
-    let allowed = review
-        .ok()
-        .and_then(|review| review.status.get("allowed")?.as_bool());
-    match allowed {
-        Some(true) => SelfAccessDecision::Allowed,
-        Some(false) => SelfAccessDecision::Denied,
-        None => SelfAccessDecision::NoDecision,
-    }
+    let printable: String = word.chars().filter(|c| !c.is_control()).collect();
+    format!("'{}'", printable.replace('\'', r"'\''"))
 }
 
 /// The permissions that a configuration requires, and the client that checks them.
@@ -198,12 +201,11 @@ impl SelfAccess {
             verb,
             group: Some(group),
             resource,
-            subresource: "",
-            namespace: String::new(),
             granted_by: FLOWCONTROL_READER,
             consequence: "the cluster's flow schemas and priority levels are not known, and the built-in objects and those of \
                           --flowcontrol-config are in force",
             is_essential: false,
+            ..Permission::default()
         };
         if let AdmissionConfig::Fairness { sources, .. } = &config.admission
             && sources.cluster.is_some()
@@ -243,11 +245,10 @@ impl SelfAccess {
                 verb: "create",
                 group: Some("authentication.k8s.io"),
                 resource: "tokenreviews",
-                subresource: "",
-                namespace: String::new(),
                 granted_by: DELEGATOR,
                 consequence: "tokens that weir cannot verify by their signature count as system:anonymous",
                 is_essential: false,
+                ..Permission::default()
             });
         }
         if config.identity.impersonation.classify || config.assert_by_impersonation {
@@ -255,11 +256,10 @@ impl SelfAccess {
                 verb: "create",
                 group: Some("authorization.k8s.io"),
                 resource: "subjectaccessreviews",
-                subresource: "",
-                namespace: String::new(),
                 granted_by: DELEGATOR,
                 consequence: "weir allows no impersonation",
                 is_essential: true,
+                ..Permission::default()
             });
         }
         if verification.service_account_keys.is_none() {
@@ -268,13 +268,42 @@ impl SelfAccess {
                     verb: "get",
                     group: None,
                     resource: what,
-                    subresource: "",
-                    namespace: String::new(),
                     granted_by: ISSUER_DISCOVERY,
                     consequence: "every token is reviewed, also those of service accounts",
                     is_essential: false,
+                    ..Permission::default()
                 }),
             );
+        }
+        if !config.object_count_poll_period.is_zero() {
+            needed.push(Permission {
+                verb: "get",
+                resource: "/metrics",
+                granted_by: METRICS_READER,
+                consequence: "the API server counts as one with kube-apiserver's default limits, and seats are estimated by the lists that pass through",
+                ..Permission::default()
+            });
+        }
+        if config.is_auto_total {
+            needed.push(Permission {
+                verb: "get",
+                group: Some(""),
+                resource: "namespaces",
+                namespace: "default".to_owned(),
+                name: "default",
+                granted_by: METRICS_READER,
+                consequence: "the total follows from the time of /livez/ping, which does not reach etcd",
+                ..Permission::default()
+            });
+            needed.push(Permission {
+                verb: "list",
+                group: Some(LEASES),
+                resource: "leases",
+                namespace: "kube-system".to_owned(),
+                granted_by: SERVER_COUNTER,
+                consequence: "an address of the API server counts as one server",
+                ..Permission::default()
+            });
         }
         if config.assert_by_impersonation {
             needed.extend(impersonation_permissions());
@@ -284,6 +313,7 @@ impl SelfAccess {
 
     /// Checks each permission until there is a decision, and warns of those that are missing.
     pub(crate) async fn check(self, server: Arc<dyn ApiTransport>) {
+        let mut user: Option<String> = None;
         for right in self.required {
             let decision = loop {
                 let decision = right.ask(&*server).await;
@@ -293,7 +323,13 @@ impl SelfAccess {
                 tokio::time::sleep(RETRY_INTERVAL).await;
             };
             match decision {
-                SelfAccessDecision::Denied => warn!(%right, "{}", right.missing_text()),
+                SelfAccessDecision::Denied => {
+                    let user = match &user {
+                        Some(user) => user,
+                        None => user.insert(own_user(&*server).await),
+                    };
+                    warn!(%right, command = right.command(user), "{}", right.missing_text());
+                }
                 SelfAccessDecision::NotServed(code) => {
                     debug!(%code, "the API server does not report the permissions of weir's own credentials");
                     return;
@@ -339,6 +375,13 @@ impl SelfAccess {
     }
 }
 
+/// The user that weir's own credential belongs to; empty if the API server does not say.
+async fn own_user(server: &dyn ApiTransport) -> String {
+    let reply = server.send(self_subject_review()).await;
+    let user = reply.ok().and_then(|reply| reviewed_user(&reply));
+    user.unwrap_or_default()
+}
+
 /// The permissions that weir needs to assert users by impersonation.
 fn impersonation_permissions() -> impl Iterator<Item = Permission> {
     let kinds = [
@@ -355,10 +398,10 @@ fn impersonation_permissions() -> impl Iterator<Item = Permission> {
             group: Some(group),
             resource,
             subresource,
-            namespace: String::new(),
             granted_by: IMPERSONATOR,
             consequence: "requests of clients with certificates get 403",
             is_essential: true,
+            ..Permission::default()
         })
 }
 
@@ -373,14 +416,29 @@ mod tests {
             group: Some("authentication.k8s.io"),
             resource: "userextras",
             subresource: CREDENTIAL_ID,
-            namespace: String::new(),
             granted_by: IMPERSONATOR,
             consequence: "",
             is_essential: true,
+            ..Permission::default()
         };
         assert_eq!(
             permission.rule(),
             r#"{apiGroups: ["authentication.k8s.io"], resources: [userextras/authentication.kubernetes.io/credential-id], verbs: [impersonate]}"#
+        );
+        assert_eq!(
+            permission.command("weir's own"),
+            "kubectl create clusterrole weir:impersonate-userextras --verb=impersonate --resource=userextras.authentication.k8s.io/authentication.kubernetes.io/credential-id && kubectl create clusterrolebinding weir:impersonate-userextras --clusterrole=weir:impersonate-userextras --user='weir'\\''s own'"
+        );
+        let leases = Permission {
+            verb: "list",
+            group: Some(LEASES),
+            resource: "leases",
+            namespace: "kube-system".to_owned(),
+            ..Permission::default()
+        };
+        assert_eq!(
+            leases.command("system:serviceaccount:weir-system:weir"),
+            "kubectl create role weir:list-leases -n kube-system --verb=list --resource=leases.coordination.k8s.io && kubectl create rolebinding weir:list-leases -n kube-system --role=weir:list-leases --serviceaccount=weir-system:weir"
         );
         permission.group = None;
         permission.resource = "/openid/v1/jwks";
@@ -388,35 +446,6 @@ mod tests {
         assert_eq!(
             permission.rule(),
             "{nonResourceURLs: [/openid/v1/jwks], verbs: [get]}"
-        );
-    }
-
-    #[test]
-    fn only_an_explicit_decision_counts() {
-        let decision = |code: u16, body: &'static str| {
-            parse_decision(&RemoteResponse {
-                status: StatusCode::from_u16(code).unwrap(),
-                body: Bytes::from_static(body.as_bytes()),
-            })
-        };
-        assert_eq!(
-            decision(201, r#"{"status":{"allowed":true}}"#),
-            SelfAccessDecision::Allowed
-        );
-        assert_eq!(
-            decision(201, r#"{"status":{"allowed":false}}"#),
-            SelfAccessDecision::Denied
-        );
-        for (code, body) in [(201, "{}"), (201, ""), (401, "{}"), (429, "{}"), (503, "")] {
-            assert_eq!(
-                decision(code, body),
-                SelfAccessDecision::NoDecision,
-                "{code} {body}"
-            );
-        }
-        assert_eq!(
-            decision(404, ""),
-            SelfAccessDecision::NotServed(StatusCode::NOT_FOUND)
         );
     }
 }

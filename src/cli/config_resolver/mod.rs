@@ -222,7 +222,7 @@ impl FlagResolver {
         let credentials = server.as_ref().map(|(_, credentials)| credentials);
         let admission = self.resolve_cluster_source(admission, &limits, &upstream, credentials);
         let replicas = self.resolve_replicas(&replicas, credentials);
-        self.check_auto_total(&limits, &origin.given, replicas.is_some());
+        self.check_auto_total(&limits, &origin.given);
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
         self.warn_about_idle_settings(&origin.given);
@@ -297,33 +297,25 @@ impl FlagResolver {
         }
     }
 
-    /// Adds an error where weir cannot find the total by itself.
-    fn check_auto_total(
-        &mut self,
-        limits: &LimitArgs,
-        given: &BTreeMap<String, Value>,
-        has_replicas: bool,
-    ) {
-        const MUTATING: &str = "max-mutating-requests-inflight";
-        let is_auto = limits.is_auto_total();
-        let is_other_auto = limits.max_mutating_requests_inflight == InflightArg::Auto;
-        if is_other_auto && !is_auto {
-            self.add(
-                MUTATING,
-                "auto only together with --max-requests-inflight=auto",
-            );
+    /// Adds an error where one part of the total is a number and weir is to find the other.
+    fn check_auto_total(&mut self, limits: &LimitArgs, given: &BTreeMap<String, Value>) {
+        if limits.is_auto_total() {
+            return;
         }
-        if is_auto && !is_other_auto && given.contains_key(&origin::camel_case(MUTATING)) {
-            self.add(
-                MUTATING,
-                "not together with --max-requests-inflight=auto, which finds both",
-            );
-        }
-        if is_auto && has_replicas {
-            self.add(
-                "max-requests-inflight",
-                "auto not together with replicas, which divide a number: give one, or --replica-membership=none if this is the only weir",
-            );
+        let parts = [
+            ("max-requests-inflight", limits.max_requests_inflight),
+            (
+                "max-mutating-requests-inflight",
+                limits.max_mutating_requests_inflight,
+            ),
+        ];
+        for (flag, value) in parts {
+            if value == InflightArg::Auto && given.contains_key(&origin::camel_case(flag)) {
+                self.add(
+                    flag,
+                    "auto finds both parts of the total: give two numbers, or auto alone",
+                );
+            }
         }
     }
 

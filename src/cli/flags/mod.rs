@@ -271,14 +271,15 @@ pub(crate) struct IdentityArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// With priority and fairness (the default) it and --max-mutating-requests-inflight are added up to the total number of
-    /// seats. Without, the most read-only requests (get, list) in flight; 0 is no limit then. auto: weir finds the total by itself
-    /// (--target-latency), and --max-mutating-requests-inflight is not given or auto, too.
-    #[arg(long, value_name = "N", default_value = "400", value_parser = parse_inflight)]
+    /// The most requests at the API server at a time. With priority and fairness (the default) it and
+    /// --max-mutating-requests-inflight are added up to the total number of seats. Without, it is the most read-only requests (get,
+    /// list) in flight; 0 is no limit then. auto, also the default of both: weir finds the total by itself (--target-latency). If
+    /// only the other one is given, 400.
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_inflight)]
     pub(crate) max_requests_inflight: InflightArg,
     /// With priority and fairness (the default) it and --max-requests-inflight are added up to the total number of seats.
-    /// Without, the most mutating requests in flight; 0 is no limit then.
-    #[arg(long, value_name = "N", default_value = "200", value_parser = parse_inflight)]
+    /// Without, the most mutating requests in flight; 0 is no limit then. If only the other one is given, 200.
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_inflight)]
     pub(crate) max_mutating_requests_inflight: InflightArg,
     /// How weir finds the total by itself.
     #[command(flatten)]
@@ -362,11 +363,15 @@ pub(crate) struct LimitArgs {
 impl LimitArgs {
     /// Whether weir finds the total by itself.
     pub(crate) fn is_auto_total(&self) -> bool {
-        self.max_requests_inflight == InflightArg::Auto
+        let both = [
+            self.max_requests_inflight,
+            self.max_mutating_requests_inflight,
+        ];
+        both == [InflightArg::Auto; 2]
     }
 
     /// The read-only and the mutating requests that may be in flight: kube-apiserver's defaults where
-    /// weir finds them by itself.
+    /// none are given.
     pub(crate) const fn inflight(&self) -> [u32; 2] {
         [
             self.max_requests_inflight.number_or(400),

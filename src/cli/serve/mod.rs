@@ -28,6 +28,7 @@ use crate::config::{AdmissionConfig, Config};
 use crate::flowcontrol::sources::{EffectiveObject, FlowcontrolSources};
 use crate::handover::channel::ReceivedOffer;
 use crate::handover::listeners::InheritedListeners;
+use crate::limits::total_finder::AutoTotalConfig;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_limits::max_in_flight::InFlightLimit;
 
@@ -151,6 +152,9 @@ struct StartSummary {
     levels: usize,
     certificates: &'static str,
     tokens: &'static str,
+    total: String,
+    flow_schemas: &'static str,
+    object_counts: &'static str,
 }
 
 impl StartSummary {
@@ -170,6 +174,9 @@ impl StartSummary {
             } else {
                 "not verified, and passed on to the API server"
             },
+            total: describe_total(config),
+            flow_schemas: describe_flow_schemas(&config.admission),
+            object_counts: describe_object_counts(config),
         }
     }
 
@@ -178,6 +185,12 @@ impl StartSummary {
             certificates = self.certificates,
             tokens = self.tokens,
             "how clients are authenticated"
+        );
+        info!(
+            total = %self.total,
+            flow_schemas = self.flow_schemas,
+            object_counts = self.object_counts,
+            "what requests are limited by"
         );
         info!(
             clients = %addresses.clients,
@@ -189,6 +202,47 @@ impl StartSummary {
             levels = self.levels,
             "serving"
         );
+    }
+}
+
+/// Where the total comes from.
+fn describe_total(config: &Config) -> String {
+    let AutoTotalConfig {
+        target_latency,
+        server_limit_share,
+    } = config.total_finder;
+    let (seats, _) = seats_and_levels(&config.admission);
+    match config.is_auto_total {
+        false => format!("{seats} seats (--max-requests-inflight)"),
+        true => format!(
+            "found by weir: a small read takes at most {target_latency:?} inside the API server; at most {server_limit_share} of its own seats"
+        ),
+    }
+}
+
+/// Where flow schemas and priority levels come from.
+fn describe_flow_schemas(admission: &AdmissionConfig) -> &'static str {
+    match admission {
+        AdmissionConfig::MaxInFlight(_) => "none (--enable-priority-and-fairness=false)",
+        AdmissionConfig::Fairness { sources, .. } => {
+            match (&sources.cluster, sources.files.is_empty()) {
+                (Some(_), true) => "the API server's",
+                (Some(_), false) => "the API server's, and those of --flowcontrol-config",
+                (None, true) => "the built-in ones",
+                (None, false) => "the built-in ones, and those of --flowcontrol-config",
+            }
+        }
+    }
+}
+
+/// Where the number of objects comes from, by which seats are estimated.
+fn describe_object_counts(config: &Config) -> &'static str {
+    if config.own_credentials.is_anonymous() {
+        "what passes through weir (no --kubeconfig)"
+    } else if config.object_count_poll_period.is_zero() {
+        "what passes through weir (--object-count-poll-period=0s)"
+    } else {
+        "the API server's metrics"
     }
 }
 

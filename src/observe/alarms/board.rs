@@ -10,10 +10,11 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGaugeVec, Opts};
 
+use crate::limits::total_finder::TotalFinder;
 use crate::observe::alarms::list;
 use crate::observe::alarms::list::{
     Alarm, AlarmState, AlarmStatus, CertificateLifetime, KINDS, Losses, OpenFiles, ServerHealth,
-    UnlikeTotal,
+    TotalSetting, UnlikeTotal,
 };
 use crate::observe::process_metrics::open_files;
 use crate::observe::readiness::Readiness;
@@ -54,6 +55,7 @@ pub(crate) type Certificates = Box<dyn Fn() -> Vec<CertificateLifetime> + Send +
 /// The alarms of a running weir.
 pub struct AlarmBoard {
     readiness: Arc<Readiness>,
+    finder: Arc<TotalFinder>,
     totals: LossCounts,
     certificates: Certificates,
     /// Locked for a few instructions.
@@ -98,12 +100,14 @@ impl AlarmBoard {
     /// Registers the metric.
     pub(crate) fn register(
         readiness: Arc<Readiness>,
+        finder: Arc<TotalFinder>,
         totals: LossCounts,
         certificates: Certificates,
         registry: &Registry,
     ) -> Arc<Self> {
         let board = Arc::new(Self {
             readiness,
+            finder,
             totals,
             certificates,
             seen: Mutex::default(),
@@ -213,6 +217,7 @@ impl AlarmBoard {
             replicas: replicas.as_ref().and_then(ReplicaReport::failure),
             servers: servers.map(server_health).collect(),
             shared_limits: readiness.shared_limits_failure,
+            total: self.finder.warning(),
             upstream: readiness.upstream_failure,
         }
     }
@@ -237,20 +242,25 @@ fn server_health(server: ServerSnapshot) -> ServerHealth {
     }
 }
 
-/// The totals of other replicas that are not this one's. A total of zero is not divided.
+/// The settings of other replicas' totals that are not this one's. A total of zero is not divided,
+/// and one that replicas find by themselves differs for a moment at each change.
 fn unlike_totals(report: &ReplicaReport) -> Vec<UnlikeTotal> {
+    let setting = |finds_total, total| match finds_total {
+        true => TotalSetting::Auto,
+        false => TotalSetting::Number(total),
+    };
     let live = report.peers.iter().filter(|peer| peer.state() == "live");
     let each = live.flat_map(|peer| {
         let pools = POOL_NAMES.iter().zip(report.pools).zip(peer.claims);
-        pools.map(move |((pool, (own, _)), claim)| UnlikeTotal {
+        let divided = pools.filter(|((_, (own, _)), claim)| *own > 0 && claim.total > 0);
+        divided.map(move |((pool, (own, _)), claim)| UnlikeTotal {
             pool: (*pool).to_owned(),
-            own,
+            own: setting(report.finds_total, own),
             replica: peer.name.clone(),
-            other: claim.total,
+            other: setting(peer.finds_total, claim.total),
         })
     });
-    each.filter(|total| total.own > 0 && total.other > 0 && total.own != total.other)
-        .collect()
+    each.filter(|total| total.own != total.other).collect()
 }
 
 impl fmt::Debug for AlarmBoard {

@@ -1,5 +1,7 @@
 //! Which alarms there are, from a plain snapshot of state. Pure.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::upstream::credentials::CredentialTrouble;
@@ -76,7 +78,7 @@ const WARNING: &[AlarmSeverity] = &[AlarmSeverity::Warning];
 const BOTH: &[AlarmSeverity] = &[AlarmSeverity::Critical, AlarmSeverity::Warning];
 
 /// All alarms, by name.
-pub const KINDS: [AlarmKind; 17] = [
+pub const KINDS: [AlarmKind; 18] = [
     AlarmKind {
         name: "audit-log",
         severities: WARNING,
@@ -174,6 +176,12 @@ pub const KINDS: [AlarmKind; 17] = [
         action: "Look at that server, and at the network and the password to it.",
     },
     AlarmKind {
+        name: "total",
+        severities: WARNING,
+        meaning: "The total does not suit the API server's own, or the priority levels have too few seats of it.",
+        action: "Leave out --max-requests-inflight and --max-mutating-requests-inflight, so that weir finds the total, or give the number that the reason names.",
+    },
+    AlarmKind {
         name: "upstream",
         severities: CRITICAL,
         meaning: "The API server does not respond, or hangs.",
@@ -203,17 +211,35 @@ pub(crate) struct CertificateLifetime {
     pub(crate) is_ca: bool,
 }
 
-/// A total that replicas divide, as two of them have it.
+/// A total that replicas divide, as two of them have it configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnlikeTotal {
     /// The total's name.
     pub(crate) pool: String,
     /// This replica's.
-    pub(crate) own: u32,
+    pub(crate) own: TotalSetting,
     /// The name of the other replica.
     pub(crate) replica: String,
     /// The other's.
-    pub(crate) other: u32,
+    pub(crate) other: TotalSetting,
+}
+
+/// How a total is configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TotalSetting {
+    /// weir finds it.
+    Auto,
+    /// This many.
+    Number(u32),
+}
+
+impl fmt::Display for TotalSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Number(number) => write!(f, "{number}"),
+        }
+    }
 }
 
 /// An API server.
@@ -271,6 +297,8 @@ pub(crate) struct AlarmState {
     pub(crate) servers: Vec<ServerHealth>,
     /// Why rates are not shared.
     pub(crate) shared_limits: Option<String>,
+    /// What is wrong with the configured total.
+    pub(crate) total: Option<String>,
     /// Why the API server does not respond.
     pub(crate) upstream: Option<String>,
 }
@@ -334,6 +362,7 @@ fn alarm(name: &str, state: &AlarmState) -> Option<(AlarmSeverity, String)> {
         "replicas" => warning(state.replicas.clone()),
         "servers" => warning(unhealthy_servers(&state.servers)),
         "shared-limits" => warning(state.shared_limits.clone()),
+        "total" => warning(state.total.clone()),
         "upstream" => critical(state.upstream.clone().or_else(|| no_server(&state.servers))),
         _ => None,
     }
@@ -520,9 +549,9 @@ mod tests {
         let unlike = |s: &mut AlarmState| {
             s.replica_totals = vec![UnlikeTotal {
                 pool: "seats".to_owned(),
-                own: 600,
+                own: TotalSetting::Number(600),
                 replica: "b".to_owned(),
-                other: 400,
+                other: TotalSetting::Auto,
             }];
         };
         let refused = "refused, the one before stays in force: why";
@@ -553,13 +582,14 @@ mod tests {
                     "7 requests missing since the start",
                 ),
                 (|s| s.replicas = why(), "replicas", "why"),
-                (unlike, "replica-totals", "seats: 600 here, 400 at b"),
+                (unlike, "replica-totals", "seats: 600 here, auto at b"),
                 (
                     |s| s.servers = vec![server("a", None), server("b", Some("hangs"))],
                     "servers",
                     "b: hangs",
                 ),
                 (|s| s.shared_limits = why(), "shared-limits", "why"),
+                (|s| s.total = why(), "total", "why"),
             ],
         );
     }

@@ -39,9 +39,10 @@ pub(crate) const PROBE_USER: &str = "weir:front-proxy-probe";
 
 /// The path on which a `SelfSubjectReview` is created (`authentication.k8s.io/v1`, Kubernetes
 /// 1.28).
-const REVIEW_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+pub(crate) const REVIEW_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-const REVIEW_BODY: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
+pub(crate) const REVIEW_BODY: &str =
+    r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
 
 /// What the API server requires of the certificate.
 pub(crate) const REQUIREMENTS: &str = "It must not have expired, be signed by the CA of the API server's --requestheader-client-ca-file, and have a common name that its --requestheader-allowed-names admits";

@@ -121,7 +121,7 @@ mod tests {
             instance: "a1".to_owned(),
         };
         let claims = [PoolClaim::default(); POOLS];
-        let message = ReplicaMessage::new(id, 1, claims, [].into(), false).to_text();
+        let message = ReplicaMessage::new(id, 1, claims, [].into(), false, None).to_text();
         assert_eq!(FrameKind::of(message.as_bytes()), Ok(FrameKind::Message));
         // As weir wrote it before there were snapshots.
         let older = message.replace(r#","snapshots":true"#, "");

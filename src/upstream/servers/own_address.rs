@@ -12,7 +12,7 @@ pub(crate) fn is_own(listener: SocketAddr, server: SocketAddr) -> bool {
 /// Whether this machine has the address: for a destination of its own the system chooses the same
 /// address as the source. Nothing is sent. (Binding to the address would not tell: load balancers'
 /// hosts often allow `ip_nonlocal_bind`.)
-fn is_local(address: IpAddr) -> bool {
+pub(crate) fn is_local(address: IpAddr) -> bool {
     if address.is_loopback() {
         return true;
     }

@@ -271,6 +271,15 @@ impl ServerSet {
         self.rebuild(&mut state, Clock.now());
     }
 
+    /// Whether the API servers are on this machine: no address of theirs stands for several.
+    pub(crate) fn are_local(&self) -> bool {
+        let servers = &self.list().servers;
+        let is_local = |socket: SocketAddr| own_address::is_local(socket.ip().to_canonical());
+        servers
+            .iter()
+            .all(|server| sources::socket_of(server.address()).is_some_and(is_local))
+    }
+
     pub(crate) fn names(&self) -> Vec<ServerAddress> {
         self.state.lock().sources.names().cloned().collect()
     }

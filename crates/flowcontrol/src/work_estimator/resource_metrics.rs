@@ -22,11 +22,13 @@ const OBJECTS_PREFIX: &str = "apiserver_resource_objects{";
 const SIZES_PREFIX: &str = "apiserver_resource_size_estimate_bytes{";
 const STORAGE_OBJECTS_PREFIX: &str = "apiserver_storage_objects{";
 const NOMINAL_SEATS_PREFIX: &str = "apiserver_flowcontrol_nominal_limit_seats{";
-const PREFIXES: [&str; 4] = [
+const QUEUED_REQUESTS_PREFIX: &str = "apiserver_flowcontrol_current_inqueue_requests{";
+const PREFIXES: [&str; 5] = [
     OBJECTS_PREFIX,
     SIZES_PREFIX,
     STORAGE_OBJECTS_PREFIX,
     NOMINAL_SEATS_PREFIX,
+    QUEUED_REQUESTS_PREFIX,
 ];
 
 /// The count and size of one resource by kube-apiserver.
@@ -56,6 +58,7 @@ pub struct ResourceMetrics {
     /// By `resource.group`, as `GroupResource.String` writes it.
     resources: HashMap<Box<str>, ResourceSeries>,
     nominal_seats: Option<u64>,
+    queued_requests: u64,
     line: Vec<u8>,
     /// Whether the current line is skipped, because it does not begin like one of these.
     skips_line: bool,
@@ -103,6 +106,12 @@ impl ResourceMetrics {
         self.nominal_seats
     }
 
+    /// The requests in the queues of all levels of the server together.
+    #[must_use]
+    pub const fn queued_requests(&self) -> u64 {
+        self.queued_requests
+    }
+
     fn feed_line_part(&mut self, part: &[u8]) {
         if self.skips_line {
             return;
@@ -145,6 +154,10 @@ impl ResourceMetrics {
         if labels.starts_with(NOMINAL_SEATS_PREFIX) {
             let seats = self.nominal_seats.get_or_insert_default();
             *seats = seats.saturating_add(to_count(value)?);
+            return Some(());
+        }
+        if labels.starts_with(QUEUED_REQUESTS_PREFIX) {
+            self.queued_requests = self.queued_requests.saturating_add(to_count(value)?);
             return Some(());
         }
         let is_count = labels.starts_with(OBJECTS_PREFIX);
@@ -200,8 +213,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nominal_seats_of_all_levels_are_added_up() {
-        let text = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"system\"} 73\n\
+    fn the_nominal_seats_and_queued_requests_of_all_levels_are_added_up() {
+        let text = "apiserver_flowcontrol_current_inqueue_requests{flow_schema=\"a\",priority_level=\"system\"} 3\n\
+                    apiserver_flowcontrol_current_inqueue_requests{flow_schema=\"b\",priority_level=\"system\"} 4\n\
+                    apiserver_flowcontrol_nominal_limit_seats{priority_level=\"system\"} 73\n\
                     apiserver_flowcontrol_nominal_limit_seats{priority_level=\"exempt\"} 0\n\
                     apiserver_flowcontrol_current_limit_seats{priority_level=\"system\"} 99\n\
                     apiserver_flowcontrol_nominal_limit_seats{priority_level=\"catch-all\"} 1.3e+01\n";
@@ -211,6 +226,7 @@ mod tests {
             metrics.feed(piece);
         }
         assert_eq!(metrics.nominal_seats(), Some(86));
+        assert_eq!(metrics.queued_requests(), 7);
     }
 
     const METRICS: &str = r#"# HELP apiserver_resource_objects [ALPHA] Number of stored objects

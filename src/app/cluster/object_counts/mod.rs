@@ -1,5 +1,5 @@
-//! Polls the API server's metrics for the number and size of its objects. Once the metrics were
-//! tried, lists of one object count what they lack.
+//! Polls the API server's metrics for the number and size of its objects, and for its own seats.
+//! Once the metrics were tried, lists of one object count what they lack.
 
 mod list_counter;
 
@@ -16,6 +16,7 @@ use crate::app::cluster::denials;
 use crate::app::cluster::denials::Denials;
 use crate::app::cluster::object_counts::list_counter::ListCounter;
 use crate::flowcontrol::controller::Controller;
+use crate::identity::transport::RemoteError;
 use crate::limits::total_finder::TotalFinder;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use weir_base::clock::Clock;
@@ -32,11 +33,35 @@ const PERIODS_AFTER_DENIAL: u32 = 10;
 /// The time until the next try after a 403 that does not show that a right is missing.
 const DENIAL_RETRY: Duration = Duration::from_secs(2);
 
+/// What the API server's metrics say, and how the answer ended: at its end, or at the most that is
+/// read.
+pub(crate) async fn read_metrics(
+    calls: &ApiServerClient,
+) -> (
+    ResourceMetrics,
+    Result<(StatusCode, ControlFlow<()>), RemoteError>,
+) {
+    let mut metrics = ResourceMetrics::default();
+    let mut remaining = MAX_BYTES;
+    let path = PathAndQuery::from_static(METRICS_PATH);
+    let response = calls.stream(path, None, |piece| {
+        metrics.feed(piece);
+        remaining = remaining.saturating_sub(piece.len());
+        match remaining {
+            0 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    });
+    let response = response.await;
+    (metrics, response)
+}
+
 /// Polls periodically.
 #[derive(Debug)]
 pub(crate) struct ObjectCountPolls {
     calls: ApiServerClient,
-    controller: Arc<Controller>,
+    /// Estimates seats by the counts. `None` with max-in-flight.
+    controller: Option<Arc<Controller>>,
     finder: Arc<TotalFinder>,
     /// Zero pauses the polls.
     period: watch::Receiver<Duration>,
@@ -57,7 +82,7 @@ enum PollOutcome {
 impl ObjectCountPolls {
     pub(crate) const fn new(
         calls: ApiServerClient,
-        controller: Arc<Controller>,
+        controller: Option<Arc<Controller>>,
         finder: Arc<TotalFinder>,
         period: watch::Receiver<Duration>,
     ) -> Self {
@@ -79,13 +104,21 @@ impl ObjectCountPolls {
         {
             return; // nothing enables the polls any more
         }
-        self.controller.enable_object_counting();
+        if let Some(controller) = &self.controller {
+            controller.enable_object_counting();
+        }
         let mut denials = Denials::default();
         let polled = self.poll(&mut denials).await;
-        log_outcome(polled);
-        let calls = ListCounter::new(self.calls.clone(), Arc::clone(&self.controller));
+        self.log_outcome(polled);
         let period = self.period.clone();
-        tokio::join!(self.poll_periodically(period, polled, denials), calls.run());
+        let polls = self.poll_periodically(period, polled, denials);
+        match &self.controller {
+            Some(controller) => {
+                let lists = ListCounter::new(self.calls.clone(), Arc::clone(controller));
+                tokio::join!(polls, lists.run());
+            }
+            None => polls.await,
+        }
     }
 
     async fn poll_periodically(
@@ -123,28 +156,21 @@ impl ObjectCountPolls {
             ready.mark_unchanged();
             let before = std::mem::replace(&mut polled, self.poll(&mut denials).await);
             if before != polled {
-                log_outcome(polled);
+                self.log_outcome(polled);
             }
         }
     }
 
     async fn poll(&self, denials: &mut Denials) -> PollOutcome {
-        let mut metrics = ResourceMetrics::default();
-        let mut remaining = MAX_BYTES;
-        let path = PathAndQuery::from_static(METRICS_PATH);
-        let response = self.calls.stream(path, None, |piece| {
-            metrics.feed(piece);
-            remaining = remaining.saturating_sub(piece.len());
-            match remaining {
-                0 => ControlFlow::Break(()),
-                _ => ControlFlow::Continue(()),
-            }
-        });
-        match response.await {
+        let (metrics, response) = read_metrics(&self.calls).await;
+        match response {
             Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
                 denials.reset();
-                self.controller.record_server_counts(&metrics);
-                self.finder.record_server_seats(metrics.nominal_seats());
+                if let Some(controller) = &self.controller {
+                    controller.record_server_counts(&metrics);
+                }
+                let (seats, queued) = (metrics.nominal_seats(), metrics.queued_requests());
+                self.finder.record_server(seats, queued);
                 if metrics.counts().next().is_some() {
                     PollOutcome::Counted
                 } else {
@@ -174,23 +200,28 @@ impl ObjectCountPolls {
             }
         }
     }
-}
 
-fn log_outcome(polled: PollOutcome) {
-    match polled {
-        PollOutcome::Counted => info!("seats are estimated by the API server's own object counts"),
-        PollOutcome::Denied(code) => info!(
-            %code,
-            "may not read the API server's metrics (nonResourceURLs /metrics, get): seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
-        ),
-        PollOutcome::NoCounts => info!(
-            "the API server's metrics have no object counts: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
-        ),
-        PollOutcome::Forbidden => {
-            debug!("the API server's metrics are forbidden: they are tried again in seconds")
+    fn log_outcome(&self, polled: PollOutcome) {
+        if self.controller.is_none() {
+            return; // nothing is estimated
         }
-        PollOutcome::Failed => warn!(
-            "cannot read the API server's metrics: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
-        ),
+        match polled {
+            PollOutcome::Counted => {
+                info!("seats are estimated by the API server's own object counts")
+            }
+            PollOutcome::Denied(code) => info!(
+                %code,
+                "may not read the API server's metrics (nonResourceURLs /metrics, get): seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
+            ),
+            PollOutcome::NoCounts => info!(
+                "the API server's metrics have no object counts: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
+            ),
+            PollOutcome::Forbidden => {
+                debug!("the API server's metrics are forbidden: they are tried again in seconds")
+            }
+            PollOutcome::Failed => warn!(
+                "cannot read the API server's metrics: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
+            ),
+        }
     }
 }
