@@ -143,7 +143,7 @@ async fn the_mode_of_limiting_changes_twenty_times_under_load_and_no_request_fai
         let before = served.load(Ordering::SeqCst);
         let fairness = flip % 2 == 0;
         reload(&weir, &mode(fairness), flip + 1).await;
-        let seats = if fairness { 600.0 } else { 0.0 };
+        let seats = if fairness { 540.0 } else { 0.0 };
         assert_eq!(weir.metric(SEATS).await, seats);
         eventually("requests in the new mode", async || {
             let more = served.load(Ordering::SeqCst) > before + CLIENTS;
@@ -180,7 +180,7 @@ async fn all_pages_and_metrics_show_the_mode_in_force() {
                 .text()
                 .contains("apiserver_flowcontrol_nominal_limit_seats{")
         );
-        assert_eq!(weir.metric(SEATS).await, 600.0);
+        assert_eq!(weir.metric(SEATS).await, 540.0);
         assert!(
             weir.metric("weir_flowcontrol_objects{origin=\"built-in\"}")
                 .await

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::kubeconfig::{kubeconfig_flags, kubeconfig_yaml};
 use crate::support::certificates::pki;
 use crate::support::client::{FullResponse, TestRequest};
-use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
 use crate::support::process::{ConfigDir, WeirProcess};
 use crate::support::weir::Weir;
 use crate::support::{HttpVersion, weir};
@@ -233,13 +233,7 @@ async fn missing_permissions_are_logged_at_startup_with_the_role_that_grants_the
         ),
         ("/openid/v1/jwks", "system:service-account-issuer-discovery"),
     ] {
-        let mut exchange = upstream.next_exchange().await;
-        assert!(
-            exchange
-                .request
-                .target
-                .ends_with("/selfsubjectaccessreviews")
-        );
+        let mut exchange = next_access_review(&mut upstream).await;
         assert_eq!(
             exchange.request.headers.get("authorization"),
             Some("Bearer t")
@@ -249,8 +243,40 @@ async fn missing_permissions_are_logged_at_startup_with_the_role_that_grants_the
         exchange
             .respond(201, "{\"status\":{\"allowed\":false}}")
             .await;
+        if resource == "tokenreviews" {
+            // Once it is known that a right is missing, weir asks whom to give it.
+            let exchange = loop {
+                let exchange = upstream.next_exchange().await;
+                if exchange.request.target == REVIEW {
+                    break exchange;
+                }
+                exchange.respond(200, "{}").await;
+            };
+            let user = r#"{"status":{"userInfo":{"username":"system:serviceaccount:ops:weir"}}}"#;
+            exchange.respond(201, user).await;
+        }
         let line = weir.next_log_line(resource).await;
         assert!(line.contains("WARN") && line.contains(role), "{line}");
+        let command = "kubectl create clusterrole weir:";
+        assert!(
+            line.contains(command) && line.contains("--serviceaccount=ops:weir"),
+            "{line}"
+        );
+    }
+}
+
+/// The next request for a SelfSubjectAccessReview; others succeed.
+async fn next_access_review(upstream: &mut FakeUpstream) -> Exchange {
+    loop {
+        let exchange = upstream.next_exchange().await;
+        if exchange
+            .request
+            .target
+            .ends_with("/selfsubjectaccessreviews")
+        {
+            return exchange;
+        }
+        exchange.respond(200, "{}").await;
     }
 }
 
