@@ -31,6 +31,7 @@ struct HistoryRow {
     unix_ms: u64,
     codes: [f32; CODE_CLASSES.len()],
     rejected: f32,
+    total: u32,
     levels: Vec<(Arc<str>, LevelPoint)>,
 }
 
@@ -84,6 +85,7 @@ impl HistoryRing {
             unix_ms: *unix_ms,
             codes: CODE_CLASSES.map(|class| history.codes.get(class).map_or(0.0, |c| rate(c, n))),
             rejected: rate(&history.rejected, n),
+            total: at(&history.total, n),
             levels: names
                 .iter()
                 .zip(history.levels.values())
@@ -116,6 +118,7 @@ impl HistoryRing {
         for (at, row) in self.rows.iter().enumerate() {
             history.unix_ms.push(row.unix_ms);
             history.rejected.push(row.rejected);
+            history.total.push(row.total);
             for (class, rate) in CODE_CLASSES.into_iter().zip(row.codes) {
                 let column = history.codes.entry(class.to_owned()).or_default();
                 column.push(rate);
@@ -195,6 +198,7 @@ impl HistoryRow {
             unix_ms: totals.unix_ms,
             codes,
             rejected: rate(totals.rejected, before.rejected),
+            total: now.total.as_ref().map_or(0, |total| total.seats),
             levels: levels
                 .map(|(level, (name, rejected))| (Arc::clone(name), point(level, *rejected)))
                 .collect(),
@@ -211,10 +215,15 @@ fn per_second(count: u64, millis: u64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::status::snapshot::TotalStatus;
 
     fn snapshot(seconds: u64, ok: u64, refused: u64, levels: &[(&str, u64)]) -> StatusSnapshot {
         let mut snapshot = StatusSnapshot {
             unix_ms: seconds * 1000,
+            total: Some(TotalStatus {
+                seats: 40,
+                ..TotalStatus::default()
+            }),
             ..StatusSnapshot::default()
         };
         snapshot.requests.by_code = [(200, ok), (201, ok), (429, refused)].into();
@@ -246,6 +255,7 @@ mod tests {
         assert_eq!(history.codes["2xx"], [4.0, 0.0]);
         assert_eq!(history.codes["4xx"], [2.0, 0.0]);
         assert_eq!(history.rejected, [2.0, 0.0]);
+        assert_eq!(history.total, [40, 40]);
         let level = &history.levels["a"];
         assert_eq!(level.rejected, [2.0, 0.0]);
         assert_eq!(level.seats, [61, 61]);

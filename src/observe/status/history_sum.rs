@@ -36,6 +36,8 @@ pub(super) fn sum_of_histories<'a>(
     sum.unix_ms = first.map(|times| extended(times, rows)).unwrap_or_default();
     for history in all {
         add_column(&mut sum.rejected, rows, &history.rejected, add_rates);
+        // All replicas have the same one.
+        add_column(&mut sum.total, rows, &history.total, u32::max);
         for (class, column) in &history.codes {
             let codes = sum.codes.entry(class.clone()).or_default();
             add_column(codes, rows, column, add_rates);
@@ -90,16 +92,21 @@ pub(super) fn bound_history(history: &mut StatusHistory) {
         history.levels.split_off(&first);
     }
     bound_rates(&mut history.rejected);
+    bound_counts(&mut history.total);
     history.codes.values_mut().for_each(bound_rates);
     for level in history.levels.values_mut() {
         bound_rates(&mut level.rejected);
         for counts in [&mut level.limit, &mut level.seats, &mut level.waiting] {
-            counts.truncate(MAX_ROWS);
-            counts
-                .iter_mut()
-                .for_each(|count| *count = (*count).min(MAX_SEATS));
+            bound_counts(counts);
         }
     }
+}
+
+fn bound_counts(counts: &mut Vec<u32>) {
+    counts.truncate(MAX_ROWS);
+    counts
+        .iter_mut()
+        .for_each(|count| *count = (*count).min(MAX_SEATS));
 }
 
 fn bound_rates(rates: &mut Vec<f32>) {
@@ -125,6 +132,7 @@ mod tests {
             unix_ms: unix_ms.to_vec(),
             codes: [("2xx".to_owned(), rate.to_vec())].into(),
             rejected: rate.to_vec(),
+            total: seats.to_vec(),
             levels: [("a".to_owned(), level)].into(),
         }
     }
@@ -143,6 +151,7 @@ mod tests {
             let sum = sum_of_histories(order.into_iter());
             assert_eq!(sum.unix_ms, times);
             assert_eq!(sum.rejected, [0.5, 4.0, 9.0]);
+            assert_eq!(sum.total, [1, 10, 20], "the greatest");
             assert_eq!(sum.codes["2xx"], [0.5, 4.0, 9.0]);
             let a = &sum.levels["a"];
             assert_eq!(a.seats, [1, 12, 23]);

@@ -419,6 +419,8 @@ pub(crate) struct StatusHistory {
     pub(crate) codes: BTreeMap<String, Vec<f32>>,
     /// Rejected requests per second.
     pub(crate) rejected: Vec<f32>,
+    /// The total that weir has found, in seats; 0 where it is a number of the configuration.
+    pub(crate) total: Vec<u32>,
     /// The history of each level by its name.
     pub(crate) levels: BTreeMap<String, LevelHistory>,
 }
