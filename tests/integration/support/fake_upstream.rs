@@ -3,9 +3,12 @@
 //! [`Upstream`] accepts connections and hands every request to the test as an [`Exchange`], over
 //! HTTP/1.1 and HTTP/2. [`RawUpstream`] hands over the connections themselves.
 
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use h2::Reason;
@@ -13,6 +16,7 @@ use h2::server::SendResponse;
 use http::Response;
 use rustls::ServerConfig;
 use socket2::{Domain, Socket, Type};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -360,6 +364,38 @@ async fn serve_http1(
     }
 }
 
+/// A stream without vectored writes. With them, h2 0.4.20 can close a connection that it has sent a
+/// GOAWAY on while responses are not sent yet, which would not be weir's doing.
+struct PlainWrites(TlsStream<TcpStream>);
+
+impl AsyncRead for PlainWrites {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for PlainWrites {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
 async fn serve_http2(
     stream: TlsStream<TcpStream>,
     speaks: Protocols,
@@ -370,7 +406,7 @@ async fn serve_http2(
     let handshake = h2::server::Builder::new()
         .max_concurrent_streams(speaks.max_streams)
         .max_header_list_size(2 << 20)
-        .handshake(stream)
+        .handshake(PlainWrites(stream))
         .await;
     let Ok(mut connection) = handshake else {
         return;

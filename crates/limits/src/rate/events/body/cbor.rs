@@ -29,6 +29,25 @@ pub(super) struct CborMapState<'b> {
     names: HashSet<ByteText<'b>>,
 }
 
+/// The items of a collection that is being skipped.
+struct OpenItems {
+    /// The number of remaining items, if the length is definite.
+    remaining: Option<u64>,
+    is_map: bool,
+    /// Whether a name of a map with an indefinite length has no value yet.
+    lacks_value: bool,
+}
+
+impl OpenItems {
+    const fn new(remaining: Option<u64>) -> Self {
+        Self {
+            remaining,
+            is_map: false,
+            lacks_value: false,
+        }
+    }
+}
+
 /// The head of a data item.
 struct CborItemHead {
     major: u8,
@@ -140,17 +159,19 @@ impl<'b> CborEventParser<'b> {
 
     /// Skips the item of a head, at any depth, without recursion.
     fn skip_item(&mut self, head: CborItemHead) -> Option<()> {
-        // The remaining items of the open collections; `None` for an indefinite length.
-        let mut open: Vec<Option<u64>> = Vec::new();
+        let mut open: Vec<OpenItems> = Vec::new();
         let mut head = head;
         loop {
             match head.major {
-                major_type::ARRAY => open.push(head.argument),
-                major_type::MAP => open.push(match head.argument {
-                    Some(pairs) => Some(pairs.checked_mul(2)?),
-                    None => None,
+                major_type::ARRAY => open.push(OpenItems::new(head.argument)),
+                major_type::MAP => open.push(OpenItems {
+                    is_map: true,
+                    ..OpenItems::new(match head.argument {
+                        Some(pairs) => Some(pairs.checked_mul(2)?),
+                        None => None,
+                    })
                 }),
-                major_type::TAG => open.push(Some(1)),
+                major_type::TAG => open.push(OpenItems::new(Some(1))),
                 _ => {
                     self.skip_scalar(&head)?;
                 }
@@ -159,15 +180,21 @@ impl<'b> CborEventParser<'b> {
                 return None;
             }
             loop {
-                match open.last_mut() {
-                    None => return Some(()),
-                    Some(Some(0)) => {}
-                    Some(Some(left)) => {
+                let Some(items) = open.last_mut() else {
+                    return Some(());
+                };
+                match &mut items.remaining {
+                    Some(0) => {}
+                    Some(left) => {
                         *left -= 1;
                         break;
                     }
-                    Some(None) if self.take_break() => {}
-                    Some(None) => break,
+                    None if !self.take_break() => {
+                        items.lacks_value = items.is_map && !items.lacks_value;
+                        break;
+                    }
+                    None if items.lacks_value => return None,
+                    None => {}
                 }
                 open.pop();
             }

@@ -174,6 +174,8 @@ fn cbor_allows_indefinite_lengths_but_no_duplicate_keys() {
         b"\xa1\x01\x02",
         b"\xa0\x00",
         b"\xbf\x41a\xff",
+        b"\xa1\x41a\xbf\x01\xff",
+        b"\xa1\x41a\xbf\x01\x80\x02\xff",
         b"\xa1\x41a\x7f\x41b\xff",
         b"\xa1\x41a\x1c",
     ] {
