@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::admission_attributes::AdmissionAttributes;
 use crate::levers::protected::ProtectedRequesters;
@@ -86,6 +87,59 @@ pub struct LeverCounts {
     pub in_flight: u32,
 }
 
+/// A lever as plain data.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LeverSnapshot {
+    /// Its id.
+    pub id: u64,
+    /// `block` or `limit`.
+    pub action: String,
+    /// The limit of requests a second.
+    pub qps: Option<u32>,
+    /// The limit of requests at a time.
+    pub in_flight_limit: Option<u32>,
+    /// Requests that count for that limit now.
+    pub in_flight: u32,
+    /// The target, as the flags of `weir ctl`.
+    pub target: String,
+    /// The time until its end.
+    pub remaining_seconds: f64,
+    /// Requests that it has rejected.
+    pub rejected: u64,
+    /// Requests that it has spared.
+    pub spared: u64,
+    /// Whether it spares nothing.
+    pub is_forced: bool,
+    /// Why; may be empty.
+    pub reason: String,
+    /// Who wanted it.
+    pub pulled_by: String,
+    /// The replica that has it, where several are shown together.
+    pub replica: Option<String>,
+}
+
+impl LeverSnapshot {
+    /// What it does, as `block` or `limit to 5/s, 3 at a time`.
+    #[must_use]
+    pub fn effect(&self) -> String {
+        let rate = self.qps.map(|qps| format!("{qps}/s"));
+        let in_flight = self.in_flight_limit.map(|most| format!("{most} at a time"));
+        let limits: Vec<_> = rate.into_iter().chain(in_flight).collect();
+        if limits.is_empty() {
+            return self.action.clone();
+        }
+        format!("{} to {}", self.action, limits.join(", "))
+    }
+
+    /// The time until its end, as `9m58s`.
+    #[must_use]
+    pub fn remaining(&self) -> String {
+        let seconds = Duration::try_from_secs_f64(self.remaining_seconds);
+        format_seconds(seconds.unwrap_or_default())
+    }
+}
+
 #[derive(Debug)]
 struct LeverState {
     bucket: Option<(Rate, TokenBucket)>,
@@ -136,6 +190,31 @@ impl Lever {
     #[must_use]
     pub fn counts(&self) -> LeverCounts {
         self.state.lock().counts
+    }
+
+    /// What it is and has counted, as plain data.
+    #[must_use]
+    pub fn snapshot(&self, now: Instant) -> LeverSnapshot {
+        let counts = self.counts();
+        let (qps, in_flight_limit) = match self.spec.action {
+            LeverAction::Block => (None, None),
+            LeverAction::Limit { qps, in_flight } => (qps, in_flight),
+        };
+        LeverSnapshot {
+            id: self.id,
+            action: self.spec.action.label().to_owned(),
+            qps,
+            in_flight_limit,
+            in_flight: counts.in_flight,
+            target: self.spec.target.to_string(),
+            remaining_seconds: self.remaining(now).as_secs_f64(),
+            rejected: counts.rejected,
+            spared: counts.spared,
+            is_forced: self.spec.spared.is_none(),
+            reason: self.spec.reason.clone(),
+            pulled_by: self.spec.pulled_by.clone(),
+            replica: None,
+        }
     }
 
     /// The time until its end.

@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 use crate::admission_attributes::AdmissionAttributes;
 use crate::rate::clients::enforcer::RequestSource;
 
-pub use self::lever::{Lever, LeverAction, LeverCounts, LeverRejection, LeverSpec, format_seconds};
+pub use self::lever::{
+    Lever, LeverAction, LeverCounts, LeverRejection, LeverSnapshot, LeverSpec, format_seconds,
+};
 pub use self::protected::ProtectedRequesters;
 pub use self::target::{
     InvalidPattern, LeverTarget, MAX_VALUE_BYTES, MAX_VALUES, NamePattern, ServiceAccountPattern,

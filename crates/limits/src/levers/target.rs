@@ -304,6 +304,27 @@ impl LeverTarget {
         .sum()
     }
 
+    /// Whether a user of this name could match.
+    #[must_use]
+    pub fn may_match_user(&self, name: &[u8]) -> bool {
+        any(&self.users, |pattern| pattern.matches(name))
+            && any(&self.service_accounts, |pattern| pattern.matches_user(name))
+    }
+
+    /// Whether `RESOURCE[.GROUP][/SUBRESOURCE]` or another path matches.
+    #[must_use]
+    pub fn matches_resource(&self, text: &str) -> bool {
+        let (name, subresource) = match text.find('/') {
+            Some(0) | None => (text, ""), // a path
+            Some(slash) => text.split_at(slash),
+        };
+        let without_group = name.split_once('.').map_or(name, |(name, _)| name);
+        any(&self.resources, |resource| {
+            resource.matches(text.as_bytes())
+                || resource.matches_joined(&[without_group.as_bytes(), subresource.as_bytes()])
+        })
+    }
+
     /// Whether a request matches.
     #[must_use]
     pub fn matches(&self, attributes: &AdmissionAttributes<'_>, source: RequestSource<'_>) -> bool {
@@ -338,12 +359,11 @@ impl LeverTarget {
         }
         let name = user.name.as_bytes();
         !user.is_unverified()
-            && any(&self.users, |pattern| pattern.matches(name))
+            && self.may_match_user(name)
             && any(&self.groups, |pattern| {
                 let mut groups = user.groups.iter();
                 groups.any(|group| pattern.matches(group.as_bytes()))
             })
-            && any(&self.service_accounts, |pattern| pattern.matches_user(name))
     }
 }
 
@@ -422,6 +442,23 @@ mod tests {
             user_agent: agent.as_bytes(),
         };
         target.matches(&attributes, source)
+    }
+
+    /// The resource as the top talkers show it.
+    fn shown_resource(line: &str) -> String {
+        let (method, path) = line.split_once(' ').unwrap();
+        let info = RequestInfo::parse(method, path.as_bytes()).unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        if !info.is_resource_request() {
+            return text(info.path());
+        }
+        let mut shown = text(info.resource());
+        for (separator, part) in [(".", info.api_group()), ("/", info.subresource())] {
+            if !part.is_empty() {
+                shown = format!("{shown}{separator}{}", text(part));
+            }
+        }
+        shown
     }
 
     #[test]
@@ -513,6 +550,12 @@ mod tests {
                 matches(&target, &alice, line, ""),
                 expected,
                 "{resource} {line}"
+            );
+            let shown = shown_resource(line);
+            assert_eq!(
+                target.matches_resource(&shown),
+                expected,
+                "{resource} {shown}"
             );
         }
     }
