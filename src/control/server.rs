@@ -32,8 +32,12 @@ const MAX_CONNECTIONS: usize = 16;
 /// The longest time of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a new lever waits for weir's own name.
-const OWN_USER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the first request for weir's own user may take. Nothing waits for it.
+const OWN_USER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a new lever waits for it, if it is not known yet: a lever is wanted while the API server is
+/// slow.
+const LATE_OWN_USER_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// After an error of `accept`, such as a lack of descriptors, and while another process has the
 /// socket.
@@ -105,7 +109,8 @@ impl ControlServer {
             };
             if let Some(socket) = socket {
                 info!(path = %config.path.display(), "weir ctl is answered");
-                self.accept(&socket).await;
+                let own_user = self.own_user((self.facts)(), OWN_USER_TIMEOUT);
+                tokio::join!(own_user, self.accept(&socket));
             }
         };
         tokio::select! {
@@ -204,7 +209,7 @@ impl ControlServer {
         };
         let mut notes = notes(&spec, facts);
         if spec.spared.is_some() {
-            let own_user = self.own_user(facts).await;
+            let own_user = self.own_user(facts, LATE_OWN_USER_TIMEOUT).await;
             if own_user.is_none() && facts.has_credential {
                 notes.push("weir's own user is not known: it is not spared".to_owned());
             }
@@ -234,8 +239,8 @@ impl ControlServer {
         }
     }
 
-    /// weir's own user, if the API server says it in time. Asked once.
-    async fn own_user(&self, facts: ControlFacts) -> Option<String> {
+    /// weir's own user, if the API server says it in time. It is asked until it has.
+    async fn own_user(&self, facts: ControlFacts, limit: Duration) -> Option<String> {
         if !facts.has_credential {
             return None;
         }
@@ -244,13 +249,12 @@ impl ControlServer {
                 path: REVIEW_PATH,
                 body: Some(Bytes::from_static(REVIEW_BODY.as_bytes())),
             };
-            let reply = timeout(OWN_USER_TIMEOUT, self.transport.send(request));
-            let reply = reply.await.map_err(drop)?.map_err(drop)?;
+            let reply = self.transport.send(request).await.map_err(drop)?;
             let review: Value = serde_json::from_slice(&reply.body).map_err(drop)?;
             let name = review.pointer("/status/userInfo/username");
             name.and_then(Value::as_str).map(str::to_owned).ok_or(())
         });
-        review.await.ok().cloned()
+        timeout(limit, review).await.ok()?.ok().cloned()
     }
 }
 

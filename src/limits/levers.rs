@@ -139,11 +139,11 @@ impl Levers {
     ///
     /// # Errors
     /// The rejection by a lever.
-    pub(crate) fn check(
+    pub(crate) fn check<'s>(
         &self,
         check: &mut LeverCheck,
         attributes: &AdmissionAttributes<'_>,
-        source: RequestSource<'_>,
+        source: impl FnOnce() -> RequestSource<'s>,
         waited: bool,
     ) -> Result<(), Rejection> {
         let summary = SetSummary::from_bits(self.summary.load(Ordering::Acquire));
@@ -152,7 +152,7 @@ impl Levers {
             return Ok(());
         }
         let levers = self.in_force.load();
-        let checked = levers.check(Clock.now(), attributes, source, check.latest);
+        let checked = levers.check(Clock.now(), attributes, source(), check.latest);
         check.latest = levers.latest();
         let permit = checked.map_err(|lever| {
             let label = lever.action.label();

@@ -70,7 +70,7 @@ impl Pipeline {
         received: ReceivedHead<'_>,
         waited: bool,
     ) -> Result<(), RequestRejection> {
-        let source = received.request_source();
+        let source = || received.request_source();
         let checked = self.shared.levers.check(check, attributes, source, waited);
         checked.map_err(RequestRejection::Limit)
     }

@@ -215,6 +215,42 @@ impl Model {
     }
 }
 
+/// The levers that count a request, and the one that rejects it.
+fn decide(
+    models: &mut BTreeMap<u64, (Instant, Model)>,
+    now: Instant,
+    user: &str,
+) -> (Vec<u64>, Option<u64>) {
+    let mut order: Vec<_> = models.keys().copied().collect();
+    order.sort_by_key(|id| (models[id].1.spec.action != LeverAction::Block, *id));
+    let mut counted = Vec::new();
+    for id in order {
+        let (from, model) = models.get_mut(&id).unwrap();
+        if !model.matches(now, user) {
+            continue;
+        }
+        let admits = match model.spec.action {
+            LeverAction::Block => false,
+            LeverAction::Limit { qps, in_flight } => {
+                in_flight.is_none_or(|most| model.in_flight < most)
+                    && qps.is_none_or(|qps| model.has_token(qps, *from, now))
+            }
+        };
+        if !admits {
+            model.rejected += 1;
+            return (counted, Some(id));
+        }
+        if let LeverAction::Limit { qps, in_flight } = model.spec.action {
+            model.taken.extend(qps.map(|_| now));
+            if in_flight.is_some() {
+                model.in_flight += 1;
+                counted.push(id);
+            }
+        }
+    }
+    (counted, None)
+}
+
 /// Random levers and requests against the model: every decision, every count, and no permit that is
 /// lost.
 #[test]
@@ -271,34 +307,7 @@ fn levers_decide_as_the_model_does() {
             }
             _ => {
                 let user = users[rng.usize(0..users.len())];
-                let mut order: Vec<_> = models.keys().copied().collect();
-                order.sort_by_key(|id| (models[id].1.spec.action != LeverAction::Block, *id));
-                let (mut counted, mut rejected_by) = (Vec::new(), None);
-                for id in order {
-                    let (from, model) = models.get_mut(&id).unwrap();
-                    if !model.matches(now, user) {
-                        continue;
-                    }
-                    let admits = match model.spec.action {
-                        LeverAction::Block => false,
-                        LeverAction::Limit { qps, in_flight } => {
-                            in_flight.is_none_or(|most| model.in_flight < most)
-                                && qps.is_none_or(|qps| model.has_token(qps, *from, now))
-                        }
-                    };
-                    if !admits {
-                        model.rejected += 1;
-                        rejected_by = Some(id);
-                        break;
-                    }
-                    if let LeverAction::Limit { qps, in_flight } = model.spec.action {
-                        model.taken.extend(qps.map(|_| now));
-                        if in_flight.is_some() {
-                            model.in_flight += 1;
-                            counted.push(id);
-                        }
-                    }
-                }
+                let (counted, rejected_by) = decide(&mut models, now, user);
                 let decided = check(&levers, now, user, 0);
                 assert_eq!(decided.as_ref().err().map(|one| one.id), rejected_by);
                 match decided {
