@@ -274,3 +274,108 @@ impl Levers {
         result
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use weir_kubernetes::api::UserInfo;
+    use weir_kubernetes::request_info::RequestInfo;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn limit(in_flight: u32) -> LeverSpec {
+        let target = serde_json::from_str(r#"{"users": ["alice"]}"#);
+        LeverSpec {
+            action: LeverAction::Limit {
+                qps: None,
+                in_flight: Some(in_flight),
+            },
+            target: target.unwrap(),
+            duration: MINUTE,
+            reason: String::new(),
+            pulled_by: String::new(),
+            spared: None,
+        }
+    }
+
+    fn check(levers: &Levers, check: &mut LeverCheck, waited: bool) -> Result<(), Rejection> {
+        let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
+        let user = UserInfo {
+            name: "alice".to_owned(),
+            ..UserInfo::default()
+        };
+        let attributes = AdmissionAttributes {
+            info: &info,
+            user: &user,
+        };
+        let source = || RequestSource {
+            address: [10, 0, 0, 1].into(),
+            user_agent: b"",
+        };
+        levers.check(check, &attributes, source, waited)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn levers_end_in_time_and_are_counted() {
+        let levers = Levers::new(&Registry::new());
+        let task = tokio::spawn(Arc::clone(&levers).run());
+        let gauge = levers.metrics.in_force.with_label_values(&["limit"]);
+        for minutes in [3, 1, 2] {
+            let spec = LeverSpec {
+                duration: minutes * MINUTE,
+                ..limit(1)
+            };
+            levers
+                .pull(Clock.now(), spec, &Operator::default())
+                .unwrap();
+        }
+        for left in [3, 2, 1, 0] {
+            assert_eq!(
+                (levers.in_force().len(), gauge.get()),
+                (left, saturating_i64(left))
+            );
+            tokio::time::sleep(MINUTE + Duration::from_millis(10)).await;
+        }
+        task.abort();
+    }
+
+    #[test]
+    fn a_request_that_waits_is_checked_against_new_levers_only() {
+        let levers = Levers::new(&Registry::new());
+        let pull = |in_flight| {
+            let by = Operator::default();
+            levers.pull(Clock.now(), limit(in_flight), &by).unwrap()
+        };
+        let mut waiting = LeverCheck::default();
+        check(&levers, &mut waiting, false).unwrap();
+        let mut announcements = levers.announcements();
+        let first = pull(1);
+        assert!(announcements.has_changed().unwrap());
+        announcements.mark_unchanged();
+        check(&levers, &mut waiting, true).unwrap();
+        check(&levers, &mut waiting, true).unwrap();
+        assert_eq!(first.counts().in_flight, 1);
+        let rejection = check(&levers, &mut LeverCheck::default(), false).unwrap_err();
+        assert_eq!(rejection.limit_label(), "lever-limit");
+        let second = pull(1);
+        check(&levers, &mut waiting, true).unwrap();
+        assert_eq!(
+            (first.counts().in_flight, second.counts().in_flight),
+            (1, 1)
+        );
+        drop(waiting.into_permit());
+        assert_eq!(
+            (first.counts().in_flight, second.counts().in_flight),
+            (0, 0)
+        );
+        levers.undo(first.id, &Operator::default()).unwrap();
+        levers.undo(second.id, &Operator::default()).unwrap();
+        announcements.mark_unchanged();
+        let mut late = LeverCheck::default();
+        check(&levers, &mut late, false).unwrap();
+        assert_eq!(late.latest, second.id, "also without a lever");
+        assert!(!announcements.has_changed().unwrap());
+    }
+}
