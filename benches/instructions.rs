@@ -42,6 +42,7 @@ use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, R
 use weir::identity::tokens::TokenConfig;
 use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile};
 use weir::limits::abandoned_backlog::AbandonedBacklog;
+use weir::limits::levers::Levers;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
 use weir::limits::watch_starts::WatchStarts;
@@ -248,6 +249,7 @@ fn shared(admission: Admission, registry: &Registry) -> SharedDependencies {
         admission,
         memory_limit: MemoryLimit::new(0, registry),
         abandoned_backlog: AbandonedBacklog::new(registry),
+        levers: Levers::new(registry),
         watch_starts: WatchStarts::new(registry),
         upgrade_rate: UpgradeRateLimit::new(0, registry),
         head_budget: HeadBudget::new(registry),
@@ -290,6 +292,7 @@ fn worker(registry: &Registry) -> WorkerDependencies {
         abandoned_requests: AbandonedRequests::new(AbandonedRequests::register(registry)),
         deadlines: Deadlines::new(MinimumRate::default(), SlowTransfers::register(registry)),
         observers: Arc::from([]),
+        lever_pulled: Arc::default(),
     }
 }
 

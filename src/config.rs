@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::Args;
 use rustls::crypto::CryptoProvider;
 
+use crate::control::ControlConfig;
 use crate::flag_values::parse_duration;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
@@ -74,6 +75,8 @@ pub struct Config {
     pub shutdown: ShutdownConfig,
     /// The listeners for operators.
     pub admin: AdminConfig,
+    /// The control socket. `None` if there is none.
+    pub control: Option<ControlConfig>,
     /// The logs and traces of requests.
     pub reporting: ReportingConfig,
     /// `--workers`.

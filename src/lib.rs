@@ -55,3 +55,4 @@ pub mod x509;
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod control;

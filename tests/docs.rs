@@ -24,6 +24,7 @@ use weir::identity::review_queue::fair_queue::MAX_QUEUED_PER_SOURCE;
 use weir::limits::abandoned_backlog::{
     AbandonedBacklog, MAX_EXECUTING, MAX_WAITING, MAX_WAITING_PER_REQUESTER,
 };
+use weir::limits::levers::Levers;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::total_finder::TotalMetrics;
 use weir::limits::upgrade_rate::{
@@ -204,17 +205,25 @@ fn the_flags_page_matches_the_program() {
     let playground = command.find_subcommand("playground").unwrap();
     let check = command.find_subcommand("check").unwrap();
     let top = command.find_subcommand("top").unwrap();
+    let ctl = command.find_subcommand("ctl").unwrap();
+    let block = ctl.find_subcommand("block").unwrap();
+    let limit = ctl.find_subcommand("limit").unwrap();
+    let listed = ctl.find_subcommand("talkers").unwrap();
     let version = command.find_subcommand("version").unwrap();
     let explain = command.find_subcommand("explain").unwrap();
     let replay = command.find_subcommand("replay").unwrap();
     let made = format!(
-        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir check` takes all of these, and:\n{}\n`weir explain METHOD URL` takes all of these, and:\n{}\n`weir replay FILE…` takes all of these, and:\n{}\n`weir top`:\n{}\n`weir version`:\n{}\n",
+        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir check` takes all of these, and:\n{}\n`weir explain METHOD URL` takes all of these, and:\n{}\n`weir replay FILE…` takes all of these, and:\n{}\n`weir top`:\n{}\n`weir ctl` (each of its commands takes it):\n{}\n`weir ctl block`:\n{}\n`weir ctl limit` takes all of these, and:\n{}\n`weir ctl talkers`:\n{}\n`weir version`:\n{}\n",
         flags_table(serve, None),
         flags_table(playground, Some(serve)),
         flags_table(check, Some(serve)),
         flags_table(explain, Some(serve)),
         flags_table(replay, Some(serve)),
         flags_table(top, None),
+        flags_table(ctl, None),
+        flags_table(block, None),
+        flags_table(limit, Some(block)),
+        flags_table(listed, None),
         flags_table(version, None)
     );
     compare_section("docs/reference/flags.md", "flags", &made);
@@ -563,6 +572,7 @@ fn the_metrics_page_matches_the_program() {
     let _slow = SlowTransfers::register(&registry);
     let _upgrades = UpgradeRateLimit::new(DEFAULT_UPGRADES_PER_SECOND, &registry);
     let _backlog = AbandonedBacklog::new(&registry);
+    let _levers = Levers::new(&registry);
     let _watch_starts = WatchStarts::new(&registry);
     let _total = TotalMetrics::register(&registry);
     let _memory = MemoryLimit::new(0, &registry);

@@ -67,6 +67,7 @@ impl AdminListeners {
             start_time: Clock.now(),
             drain: Arc::clone(&permanent.drain),
             readiness: Arc::clone(readiness),
+            levers: Arc::clone(&permanent.levers),
             upstream: Arc::clone(&permanent.upstream_metrics),
             connection_budget: permanent.connection_budget.clone(),
             total: Arc::clone(&permanent.own_calls.finder),

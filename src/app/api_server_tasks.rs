@@ -61,7 +61,7 @@ pub(super) struct OwnCalls {
     /// Follows the EndpointSlices, if they are followed.
     slices: TaskSlot,
     client: ApiServerClient,
-    transport: Arc<dyn ApiTransport>,
+    pub(super) transport: Arc<dyn ApiTransport>,
     metrics: Arc<UpstreamMetrics>,
     registry: Registry,
     /// Reads the cluster's flow schemas and priority levels, if something does.

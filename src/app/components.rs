@@ -178,6 +178,7 @@ impl Components {
             },
             memory_limit: Arc::clone(&permanent.memory_limit),
             abandoned_backlog: Arc::clone(&permanent.abandoned_backlog),
+            levers: Arc::clone(&permanent.levers),
             watch_starts: Arc::clone(&permanent.watch_starts),
             head_budget: Arc::clone(&permanent.head_budget),
             request_body_budget: Arc::clone(&permanent.request_body_budget),

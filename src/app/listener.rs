@@ -123,6 +123,7 @@ impl ConfiguredListener {
                     permanent.slow_transfers.clone(),
                 ),
                 observers: components.request_observers(permanent, &talkers_shard),
+                lever_pulled: Arc::default(),
             };
             let pipeline = Pipeline::new(Arc::clone(&components.pipeline), worker.clone());
             ConfiguredWorker {

@@ -7,6 +7,7 @@ mod api_server_tasks;
 mod authentication;
 mod cluster;
 mod components;
+mod control;
 mod info_metrics;
 mod lifecycle;
 mod limits;
@@ -29,6 +30,7 @@ use tokio::time::timeout;
 
 use crate::app::admin_listeners::{AdminListeners, shown_config};
 use crate::app::components::{Components, Prepared};
+use crate::app::control::Control;
 use crate::app::lifecycle::shutdown::{
     CLOSE_TIMEOUT, ShutdownTimes, finish_after_handover, shut_down,
 };
@@ -63,6 +65,7 @@ pub struct App {
 pub(crate) struct StartedApp {
     acceptor: Acceptor,
     admin: AdminListeners,
+    control: Option<Control>,
     permanent: Arc<Permanent>,
     /// Those in force.
     components: Arc<ArcSwap<Components>>,
@@ -115,6 +118,7 @@ impl App {
         config: Config,
         inherited: InheritedListeners,
     ) -> Result<Self, StartError> {
+        let is_successor = !inherited.is_empty();
         let (registry, mut tasks) = (Registry::new(), Tasks::default());
         let permanent = Permanent::start(&config, &registry, &mut tasks).await?;
         let prepared = Prepared::new(config, &permanent, None, None).await?;
@@ -135,6 +139,7 @@ impl App {
         permanent.own_calls.verify_servers(addresses.clients).await;
         let permanent = Arc::new(permanent);
         let components = Arc::new(ArcSwap::from_pointee(components));
+        let control = Control::bind(&permanent, &components, is_successor)?;
         Ok(Self {
             handover: handover_parts(all, &admin, &listener, &permanent),
             reloader: Some(Reloader {
@@ -147,6 +152,7 @@ impl App {
             parts: StartedApp {
                 acceptor: listener.acceptor,
                 admin,
+                control,
                 permanent,
                 components,
             },
@@ -205,6 +211,7 @@ impl StartedApp {
         let Self {
             acceptor,
             admin,
+            control,
             permanent,
             components,
         } = self;
@@ -214,6 +221,9 @@ impl StartedApp {
             replicas.run(drain);
         }
         admin.run(drain);
+        if let Some(control) = control {
+            control.run(drain);
+        }
         let accepting = tokio::spawn(acceptor.run());
         let reason = stop.await;
         let times = ShutdownTimes::from_config(&components.load().config);

@@ -10,6 +10,7 @@ use crate::app::tasks::Tasks;
 use crate::config::Config;
 use crate::drain::Drain;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
+use crate::limits::levers::Levers;
 use crate::limits::limiters::Limiters;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::watch_starts::WatchStarts;
@@ -52,6 +53,7 @@ pub(super) struct Permanent {
     pub(super) slow_transfers: SlowTransfers,
     pub(super) abandoned_requests: IntGauge,
     pub(super) abandoned_backlog: Arc<AbandonedBacklog>,
+    pub(super) levers: Arc<Levers>,
     pub(super) watch_starts: Arc<WatchStarts>,
     pub(super) connection_budget: ConnectionBudget,
     pub(super) rejection_responses: Arc<RejectionResponseCache>,
@@ -102,6 +104,7 @@ impl Permanent {
             slow_transfers: SlowTransfers::register(registry),
             abandoned_requests: AbandonedRequests::register(registry),
             abandoned_backlog: AbandonedBacklog::new(registry),
+            levers: Levers::new(registry),
             watch_starts: WatchStarts::new(registry),
             connection_budget: ConnectionBudget::new(
                 config.upstream.max_connections,
@@ -130,6 +133,7 @@ impl Permanent {
     fn push_tasks(&self, tasks: &mut Tasks) {
         let in_flight = Arc::clone(self.limiters.in_flight());
         tasks.push(async move { in_flight.run().await });
+        tasks.push(Arc::clone(&self.levers).run());
         tasks.push(Arc::clone(&self.talkers).run());
         tasks.push(Arc::clone(&self.memory_limit).run());
         if let Some(shared) = &self.shared_limits {

@@ -6,6 +6,7 @@ use crate::cli::about::completions::CompletionsArgs;
 use crate::cli::about::man::ManArgs;
 use crate::cli::about::version::VersionArgs;
 use crate::cli::check::{CheckArgs, CheckOptions};
+use crate::cli::ctl::CtlArgs;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::origin::ConfigOrigin;
 #[cfg(feature = "playground")]
@@ -56,6 +57,10 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Show what an operator sees, live, from weir's admin address.
     Top(TopArgs),
+    /// Block or limit a client in a running weir, for a few minutes, through its control socket.
+    ///
+    /// The exit code is 0 if it is done, 1 if weir refuses it, 2 for a wrong value of a flag, and 3 if weir is not reachable.
+    Ctl(Box<CtlArgs>),
     /// Show the flow schemas and priority levels of a running weir.
     Flowcontrol(FlowcontrolArgs),
     /// Record what passes a running weir, an arrival (JSON) a line, until it is interrupted.
@@ -80,7 +85,8 @@ impl Command {
         match self {
             Self::Serve(args) => (Some(*args), None),
             Self::Check(args) => (Some(args.serve), Some(args.options)),
-            Self::Flowcontrol(_)
+            Self::Ctl(_)
+            | Self::Flowcontrol(_)
             | Self::Record(_)
             | Self::Status(_)
             | Self::Top(_)
@@ -105,6 +111,7 @@ impl Command {
             Self::Replay(args) => args.serve.proxy.origin = origin,
             Self::Status(_)
             | Self::Top(_)
+            | Self::Ctl(_)
             | Self::Flowcontrol(_)
             | Self::Record(_)
             | Self::Version(_)

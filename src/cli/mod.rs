@@ -5,6 +5,7 @@ pub(crate) mod check;
 mod command_line;
 pub mod commands;
 mod config_resolver;
+pub(crate) mod ctl;
 pub(crate) mod flags;
 #[cfg(feature = "playground")]
 pub mod playground;
@@ -45,6 +46,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Replay(args) => policies::replay::run(*args, parse_config_file),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(args),
+        Command::Ctl(args) => ctl::run(*args),
         Command::Flowcontrol(args) => policies::flowcontrol::run(args),
         Command::Record(args) => policies::record::run(args),
         #[cfg(feature = "playground")]

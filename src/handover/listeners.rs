@@ -68,6 +68,11 @@ impl InheritedListeners {
         }
     }
 
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sockets.is_empty()
+    }
+
     /// The sockets of the service manager. A single socket with another name is that of clients.
     ///
     /// # Errors

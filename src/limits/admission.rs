@@ -12,6 +12,7 @@ use weir_base::clock::Clock;
 use weir_flowcontrol::matching::bypasses_fairness;
 use weir_kubernetes::api::user::GROUP_MASTERS;
 use weir_limits::AdmissionAttributes;
+use weir_limits::levers::LeverPermit;
 use weir_limits::max_in_flight::{InFlightPermit, MaxInFlight};
 use weir_limits::rate::clients::enforcer::ClientLimitPermit;
 
@@ -68,6 +69,7 @@ impl Admission {
         Ok(Permit {
             concurrency,
             client_limits: None,
+            levers: LeverPermit::default(),
             watch_start: None,
             forwarded_at: None,
         })
@@ -114,6 +116,8 @@ pub struct Permit {
     concurrency: Option<ConcurrencyPermit>,
     /// The permit of the client limits.
     client_limits: Option<Box<ClientLimitPermit>>,
+    /// What levers have counted.
+    levers: LeverPermit,
     /// The start of a watch, as long as it holds its seats.
     watch_start: Option<Box<WatchStart>>,
     /// When the request was forwarded to the upstream.
@@ -134,6 +138,13 @@ impl Permit {
         client_limits: Option<Box<ClientLimitPermit>>,
     ) -> Self {
         self.client_limits = client_limits;
+        self
+    }
+
+    /// Adds what levers have counted.
+    #[must_use]
+    pub(crate) fn with_levers(mut self, levers: LeverPermit) -> Self {
+        self.levers = levers;
         self
     }
 

@@ -6,6 +6,7 @@
 
 pub mod abandoned_backlog;
 pub(crate) mod admission;
+pub mod levers;
 pub(crate) mod limiters;
 pub mod memory_limit;
 pub(crate) mod rejection;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::flowcontrol::controller::{AdmissionRejection, FlowControlDecision};
+use weir_limits::levers::{LeverAction, LeverRejection};
 use weir_limits::max_in_flight::MaxInFlightRejection;
 use weir_limits::rate::clients::enforcer::ClientLimitRejection;
 use weir_limits::rate::events::enforcer::EventRejection;
@@ -10,6 +11,12 @@ use weir_limits::rejection_hold::HoldPolicy;
 
 /// The label of the limit of abandoned exempt requests.
 pub(crate) const ABANDONED_REQUESTS: &str = "abandoned-requests";
+
+/// The label of a lever that blocks.
+pub(crate) const BLOCKED: &str = "blocked";
+
+/// The label of a lever that limits.
+pub(crate) const LEVER_LIMIT: &str = "lever-limit";
 
 /// The label of the memory limit.
 pub(crate) const MEMORY_LIMIT: &str = "memory-limit";
@@ -29,6 +36,13 @@ pub enum Rejection {
     /// The priority level of the request has no free seat and no space in its queues, or the
     /// request timed out in a queue.
     Fairness(AdmissionRejection),
+    /// An operator blocks or limits such requests.
+    Lever {
+        /// The lever.
+        lever: LeverRejection,
+        /// Whether the request has waited since it was checked before: it is no retry.
+        waited: bool,
+    },
     /// The limit of concurrent requests of this kind is reached.
     MaxInFlight(MaxInFlightRejection),
     /// The process uses as much memory as it may.
@@ -60,6 +74,7 @@ impl Rejection {
                 None => 1,
             },
             Self::Fairness(rejection) => rejection.retry_after,
+            Self::Lever { lever, .. } => lever.retry_after,
             Self::MaxInFlight(_) => MaxInFlightRejection::RETRY_AFTER,
             Self::AbandonedBacklog => ABANDONED_BACKLOG_RETRY_AFTER,
             Self::MemoryLimit => MEMORY_LIMIT_RETRY_AFTER,
@@ -77,10 +92,12 @@ impl Rejection {
             {
                 HoldPolicy::for_rate(*wait)
             }
+            Self::Lever { lever, .. } if lever.is_by_rate() => HoldPolicy::for_rate(lever.wait),
             Self::AbandonedBacklog
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
             | Self::Fairness(_)
+            | Self::Lever { .. }
             | Self::MaxInFlight(_)
             | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => {
@@ -104,6 +121,7 @@ impl Rejection {
             Self::AbandonedBacklog
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
+            | Self::Lever { .. }
             | Self::MaxInFlight(_)
             | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => None,
@@ -118,6 +136,10 @@ impl Rejection {
             Self::EventRateLimit(_) => "event-rate-limit",
             Self::Fairness(rejection) => rejection.reason.label(),
             Self::AbandonedBacklog => ABANDONED_REQUESTS,
+            Self::Lever { lever, .. } => match lever.action {
+                LeverAction::Block => BLOCKED,
+                LeverAction::Limit { .. } => LEVER_LIMIT,
+            },
             Self::MaxInFlight(_) => "max-in-flight",
             Self::MemoryLimit => MEMORY_LIMIT,
             Self::UnprovenUpgrade { .. } => UNPROVEN_UPGRADES,
@@ -132,6 +154,7 @@ impl Rejection {
             Self::AbandonedBacklog
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
+            | Self::Lever { .. }
             | Self::MaxInFlight(_)
             | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => self.limit_label(),
@@ -146,6 +169,7 @@ impl Rejection {
             Self::AbandonedBacklog => "exempt",
             Self::EventRateLimit(_) => "events",
             Self::Fairness(rejection) => &rejection.flow_schema().name,
+            Self::Lever { lever, .. } => lever.action.label(),
             Self::MaxInFlight(rejection) => rejection.kind.label(),
             Self::MemoryLimit => "memory",
             Self::UnprovenUpgrade { .. } => "upgrades",

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use tokio::sync::Notify;
 
 use crate::drain::Drain;
 use crate::flag_values;
@@ -15,6 +16,7 @@ use crate::identity::request_header::IdentityHeaders;
 use crate::identity::{ImpersonationAuthorizer, RequestAuthenticator};
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
+use crate::limits::levers::Levers;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::upgrade_rate::{DEFAULT_UPGRADES_PER_SECOND, UpgradeRateLimit};
 use crate::limits::watch_starts::WatchStarts;
@@ -74,6 +76,8 @@ pub struct SharedDependencies {
     pub memory_limit: Arc<MemoryLimit>,
     /// The abandoned requests that have no seat.
     pub abandoned_backlog: Arc<AbandonedBacklog>,
+    /// What an operator blocks and limits.
+    pub levers: Arc<Levers>,
     /// The watches that start.
     pub watch_starts: Arc<WatchStarts>,
     /// How often requests without a verified credential may request a protocol upgrade.
@@ -111,6 +115,8 @@ pub struct WorkerDependencies {
     pub deadlines: Arc<Deadlines>,
     /// The observers of requests.
     pub observers: RequestObservers,
+    /// Wakes the requests that wait in admission when there is a new lever.
+    pub lever_pulled: Arc<Notify>,
 }
 
 /// The settings of a pipeline.

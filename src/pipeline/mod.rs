@@ -22,6 +22,8 @@ pub mod trace;
 
 pub use crate::pipeline::dependencies::Pipeline;
 
+use std::future::Future;
+use std::sync::Arc;
 use std::time::Instant;
 
 use http::{HeaderMap, Response, request};
@@ -128,6 +130,17 @@ impl Pipeline {
             trace.record_rejection(subject, &rejection.facts(), &rejected_headers);
             self.delayable(rejection, peer, &info, trace.effective_user())
         })
+    }
+
+    /// Wakes the worker's waiting requests whenever there is a new lever. Ends with the process.
+    pub(crate) fn announce_levers(&self) -> impl Future<Output = ()> + use<> {
+        let mut announcements = self.shared.levers.announcements();
+        let waiting = Arc::clone(&self.worker.lever_pulled);
+        async move {
+            while announcements.changed().await.is_ok() {
+                waiting.notify_waiters();
+            }
+        }
     }
 
     /// Closes connections to the API server that have been idle for 45 s.

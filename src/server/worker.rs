@@ -120,6 +120,7 @@ async fn run_worker(
     context: Arc<ConnectionContext>,
 ) {
     tokio::spawn(run_maintenance(number, Arc::clone(&context)));
+    tokio::spawn(context.pipeline.load().announce_levers());
     while let Some((accepted, load)) = accepted.recv().await {
         let AcceptedConnection {
             tcp,

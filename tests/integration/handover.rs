@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process::{ConfigDir, WeirProcess, required_flags};
+use crate::support::process::{ConfigDir, WeirProcess, required_flags, run};
 use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::ALICE;
 use crate::support::{EVENT_TIMEOUT, HttpVersion, eventually};
@@ -447,4 +447,20 @@ async fn a_socket_of_the_service_manager_is_used_instead_of_the_configured_addre
         200
     );
     assert_eq!(weir.get_admin("/livez").await.status, 200);
+}
+
+/// Levers end with the process that has them.
+#[tokio::test]
+async fn weir_ctl_reaches_the_new_process_when_the_old_one_has_handed_over() {
+    let (mut weir, _upstream) = start(&["--control-socket=control.sock"]).await;
+    let ctl = ["ctl", "--control-socket=control.sock"];
+    let block = [&ctl[..], &["block", "--user=alice"]].concat();
+    assert_eq!(run(&weir.files, &block).await.code, Some(0));
+    let _successor = hand_over(&mut weir).await;
+    let list = [&ctl[..], &["list"]].concat();
+    eventually("an answer of the new process", async || {
+        let listed = run(&weir.files, &list).await;
+        (listed.stdout == "there is no lever in force\n").then_some(())
+    })
+    .await;
 }

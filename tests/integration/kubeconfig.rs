@@ -38,6 +38,7 @@ pub(crate) fn kubeconfig_flags(others: &[&str]) -> Vec<String> {
     // No requests of its own to the upstream.
     flags.push("--object-count-poll-period=0s".to_owned());
     flags.push("--flowcontrol-source=files".to_owned());
+    flags.push("--control-socket=off".to_owned());
     flags.extend(others.iter().map(|flag| (*flag).to_owned()));
     flags
 }

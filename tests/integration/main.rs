@@ -35,6 +35,7 @@ mod hop_by_hop;
 mod hostile_clients;
 mod invalid_heads;
 mod kubeconfig;
+mod levers;
 mod logs;
 mod loops;
 mod max_in_flight;

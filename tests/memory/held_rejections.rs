@@ -28,6 +28,7 @@ use weir::drain::Drain;
 use weir::flowcontrol::controller::RequestTimes;
 use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile, tokens};
 use weir::limits::abandoned_backlog::AbandonedBacklog;
+use weir::limits::levers::Levers;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
 use weir::limits::watch_starts::WatchStarts;
@@ -171,6 +172,7 @@ async fn full_pipeline() -> FullPipeline {
         admission,
         memory_limit: MemoryLimit::new(0, &registry),
         abandoned_backlog: AbandonedBacklog::new(&registry),
+        levers: Levers::new(&registry),
         watch_starts: WatchStarts::new(&registry),
         upgrade_rate: UpgradeRateLimit::new(0, &registry),
         head_budget: HeadBudget::new(&registry),
@@ -202,6 +204,7 @@ async fn full_pipeline() -> FullPipeline {
         abandoned_requests: AbandonedRequests::new(AbandonedRequests::register(&registry)),
         deadlines: Deadlines::new(MinimumRate::default(), SlowTransfers::register(&registry)),
         observers: Arc::from([witness]),
+        lever_pulled: Arc::default(),
     };
     let pipeline = Arc::new(Pipeline::new(Arc::new(shared), worker));
     FullPipeline {

@@ -29,14 +29,14 @@ for_old_kustomize() {
 rendered() {
     local kubectl=$1 folder=$2 overlay
     declare -A expected=(
-        [base]='ClusterRole=3 ClusterRoleBinding=1 ConfigMap=1 Deployment=1 Namespace=1 NetworkPolicy=1 PodDisruptionBudget=1 Role=1 RoleBinding=1 Service=1 ServiceAccount=1'
+        [base]='ClusterRole=3 ClusterRoleBinding=1 ConfigMap=1 Deployment=1 Namespace=1 NetworkPolicy=1 PodDisruptionBudget=1 Role=2 RoleBinding=2 Service=1 ServiceAccount=1'
     )
     expected[client-certificates]=${expected[base]}
     expected[load-balancer]=${expected[base]}
-    expected[endpoint-slices]="${expected[base]/Role=1 RoleBinding=1 Service/Role=2 RoleBinding=2 Service}"
+    expected[endpoint-slices]="${expected[base]/Role=2 RoleBinding=2 Service/Role=3 RoleBinding=3 Service}"
     expected[replicas]="${expected[base]/NetworkPolicy=1/NetworkPolicy=2}"
     expected[prometheus-operator]="${expected[base]/NetworkPolicy=1/NetworkPolicy=2}"
-    expected[prometheus-operator]="${expected[prometheus-operator]/ Role=1 RoleBinding=1 Service=1 ServiceAccount=1/ PrometheusRule=1 Role=1 RoleBinding=1 Service=2 ServiceAccount=1 ServiceMonitor=1}"
+    expected[prometheus-operator]="${expected[prometheus-operator]/ Role=2 RoleBinding=2 Service=1 ServiceAccount=1/ PrometheusRule=1 Role=2 RoleBinding=2 Service=2 ServiceAccount=1 ServiceMonitor=1}"
     expected[shared-limits]="${expected[base]/Deployment=1 Namespace=1 NetworkPolicy=1/Deployment=2 Namespace=1 NetworkPolicy=3}"
     expected[shared-limits]="${expected[shared-limits]/ Service=1/ Service=2}"
     check_ok "kubectl 1.$(minor "$kubectl") renders the base" \

@@ -28,7 +28,8 @@ declare -A PIDS=()
 # kubectl keeps caches at home, and must not find anybody's own configuration. The toolchain stays where it is.
 export CARGO_HOME=${CARGO_HOME:-$HOME/.cargo} RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 export HOME=$WORK
-unset KUBECONFIG KUBERNETES_SERVICE_HOST HTTPS_PROXY XDG_STATE_HOME https_proxy
+unset KUBECONFIG KUBERNETES_SERVICE_HOST HTTPS_PROXY RUNTIME_DIRECTORY XDG_STATE_HOME https_proxy
+export XDG_RUNTIME_DIR=$WORK
 export LC_ALL=C
 
 cleanup() {

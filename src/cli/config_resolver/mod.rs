@@ -26,6 +26,7 @@ use crate::cli::config_resolver::authentication::client_certificate_roots;
 use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::config_resolver::memory::default_memory_limit;
+use crate::cli::flags::environment::Environment;
 use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::flags::{
     FlowcontrolSource, IdentityArgs, InflightArg, LimitArgs, OperationArgs, ProxyArgs, ServeArgs,
@@ -33,6 +34,7 @@ use crate::cli::flags::{
 };
 use crate::config;
 use crate::config::Config;
+use crate::control::ControlConfig;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
 #[cfg(feature = "tools")]
@@ -187,6 +189,27 @@ fn admin_config(operation: &OperationArgs, effective: EffectiveConfig) -> config
     }
 }
 
+/// The value of `--control-socket` that switches it off.
+const NO_CONTROL_SOCKET: &str = "off";
+
+fn control_config(operation: &OperationArgs, environment: &Environment) -> Option<ControlConfig> {
+    match &operation.control_socket {
+        Some(off) if off.as_os_str() == NO_CONTROL_SOCKET => None,
+        Some(path) => Some(ControlConfig {
+            path: path.clone(),
+            is_required: true,
+        }),
+        None => environment
+            .control_sockets()
+            .into_iter()
+            .next()
+            .map(|path| ControlConfig {
+                path,
+                is_required: false,
+            }),
+    }
+}
+
 fn core_count() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
@@ -251,6 +274,7 @@ impl FlagResolver {
             own_credentials,
             assert_by_impersonation: impersonate,
             shutdown: operation.shutdown,
+            control: control_config(&operation, self.environment()),
             admin: admin_config(&operation, effective),
             reporting,
             workers,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::control::{RUN_FOLDER, SOCKET_NAME};
 use crate::upstream::connection::environment_proxy::ProxyEnvironment;
 
 /// Where the kubelet mounts the token and the CA of a Pod's service account.
@@ -34,6 +35,8 @@ impl Environment {
             "KUBERNETES_SERVICE_HOST",
             "KUBERNETES_SERVICE_PORT",
             "NO_PROXY",
+            "RUNTIME_DIRECTORY",
+            "XDG_RUNTIME_DIR",
             "https_proxy",
             "no_proxy",
         ];
@@ -68,6 +71,20 @@ impl Environment {
             }
         }
         files
+    }
+
+    /// Where the control socket is by default; the first one is weir's own.
+    pub(crate) fn control_sockets(&self) -> Vec<PathBuf> {
+        let service = self.text("RUNTIME_DIRECTORY");
+        let service = service.and_then(|folders| folders.split(':').next());
+        let session = self.text("XDG_RUNTIME_DIR");
+        let folders = [
+            service.map(PathBuf::from),
+            session.map(|folder| Path::new(folder).join("weir")),
+            Some(PathBuf::from(RUN_FOLDER)),
+        ];
+        let folders = folders.into_iter().flatten();
+        folders.map(|folder| folder.join(SOCKET_NAME)).collect()
     }
 
     /// The Pod that this process is in, if the kubelet's variables say that it is in one.
@@ -107,6 +124,28 @@ mod tests {
         assert_eq!(files("/a::/b:/a:c"), ["/a", "/b", "c"].map(PathBuf::from));
         assert_eq!(files(""), Vec::<PathBuf>::new());
         assert!(Environment::default().kubeconfig_files().is_empty());
+    }
+
+    #[test]
+    fn the_control_socket_is_in_the_folder_of_the_service_or_of_the_session_or_of_the_machine() {
+        let sockets = |service: &str, session: &str| {
+            let variables = [
+                ("RUNTIME_DIRECTORY", service.into()),
+                ("XDG_RUNTIME_DIR", session.into()),
+            ];
+            Environment::of(variables, Path::new("")).control_sockets()
+        };
+        let machine = "/run/weir/control.sock";
+        assert_eq!(sockets("", ""), [Path::new(machine)]);
+        assert_eq!(
+            sockets("/run/a:/run/b", "/run/user/7"),
+            [
+                "/run/a/control.sock",
+                "/run/user/7/weir/control.sock",
+                machine
+            ]
+            .map(PathBuf::from)
+        );
     }
 
     #[test]

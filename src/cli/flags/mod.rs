@@ -525,6 +525,11 @@ pub(crate) struct OperationArgs {
         action = clap::ArgAction::Set
     )]
     pub(crate) health_metrics: bool,
+    /// The Unix socket at which weir ctl sets levers: limits of an operator that are in force at once and end by themselves. Only
+    /// weir's own user and root can open it. off: there is none. By default control.sock in the folder of RUNTIME_DIRECTORY (systemd),
+    /// in weir of XDG_RUNTIME_DIR, or in /run/weir; weir serves without it where that cannot be made.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) control_socket: Option<PathBuf>,
     /// Threads that serve; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) workers: Option<u16>,

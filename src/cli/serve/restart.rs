@@ -7,9 +7,10 @@ use crate::observe::admin::zpages::EffectiveConfig;
 use weir_kubernetes::document::SourceLocation;
 
 /// The flags of these settings. docs/changes.md lists them, too.
-pub(super) const RESTART_ONLY: [&str; 21] = [
+pub(super) const RESTART_ONLY: [&str; 22] = [
     "admin-address",
     "bind-address",
+    "control-socket",
     "health-address",
     "peer-advertise-address",
     "peer-bind-address",

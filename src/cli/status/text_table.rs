@@ -65,6 +65,9 @@ fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
         lines.push(format!("alarm: {}", format::alarm(alarm, now.unix_ms)));
         lines.push(format!("  {}", sanitize(&alarm.action)));
     }
+    for lever in &now.levers {
+        lines.push(format!("lever: {}", format::lever(lever)));
+    }
     lines.push(format!(
         "requests: {}, in flight {}, watches {}",
         codes.collect::<Vec<_>>().join(", "),

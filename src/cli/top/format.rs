@@ -5,6 +5,7 @@ use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::status::snapshot::{SlotsStatus, StatusSnapshot, ViewedReplicaStatus};
 use weir_kubernetes::encoding::printable::escape;
 use weir_kubernetes::numeric::to_f64;
+use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 /// Block characters of a plot, from low to high.
@@ -251,6 +252,25 @@ pub(crate) fn alarm(alarm: &AlarmStatus, now: u64) -> String {
     format!(
         "{severity} {name}{replica} for {age}: {}",
         sanitize(&alarm.text)
+    )
+}
+
+/// A lever: what it does, to what, how long, how often it rejected, and why.
+#[must_use]
+pub(crate) fn lever(lever: &LeverSnapshot) -> String {
+    let replica = lever.replica.as_deref().map(sanitize);
+    let replica = replica.map_or_else(String::new, |name| format!(" of {name}"));
+    let (id, effect) = (lever.id, sanitize(&lever.effect()));
+    let reason = match &*lever.reason {
+        "" => String::new(),
+        reason => format!(": {}", sanitize(reason)),
+    };
+    format!(
+        "{id}{replica} {effect} {} for another {}, {} rejected, by {}{reason}",
+        sanitize(&lever.target),
+        lever.remaining(),
+        lever.rejected,
+        sanitize(&lever.pulled_by)
     )
 }
 

@@ -69,7 +69,7 @@ fn parse_replica(text: &str) -> Result<String, String> {
 }
 
 /// Parses one of `all` by its name, as `/debug/top_talkers` does.
-fn name_parser<T: Copy + Send + Sync + 'static, const N: usize>(
+pub(crate) fn name_parser<T: Copy + Send + Sync + 'static, const N: usize>(
     all: [T; N],
     name: fn(T) -> &'static str,
 ) -> impl TypedValueParser<Value = T> {

@@ -32,7 +32,7 @@ const ALL_COLUMNS_WIDTH: u16 = 72;
 /// The width from which plots are drawn.
 const PLOT_MIN_WIDTH: u16 = 100;
 
-/// Most lines of alarms.
+/// Most lines of alarms and levers.
 const MAX_ALARM_LINES: u16 = 4;
 
 /// Lines of the header without alarms, and of the footer.
@@ -66,7 +66,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> Sc
         return max_offsets;
     };
     let talkers = model.view_model.talker_list(&model.options);
-    let alarms = saturating_u16(now.alarms.len())
+    let alarms = saturating_u16(now.alarms.len() + now.levers.len())
         .min(MAX_ALARM_LINES)
         .min(area.height / 4);
     let header_lines = HEADER_LINES + alarms;
@@ -156,6 +156,10 @@ fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'s
             AlarmSeverity::Critical => line.red().bold(),
             AlarmSeverity::Warning => line.yellow(),
         }
+    }));
+    lines.extend(now.levers.iter().map(|lever| {
+        let line = Line::from(format!("lever       {}", format::lever(lever)));
+        line.magenta().bold()
     }));
     lines.into()
 }

@@ -11,6 +11,7 @@ use crate::observe::status::snapshot::{
     LevelStatus, ReplicaViewStatus, SlotHolderStatus, SlotsStatus, TalkerStatus, TopTalkersStatus,
     ViewedReplicaStatus,
 };
+use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
 use weir_limits::rate::top_keys::TopKey;
 
@@ -414,4 +415,27 @@ fn the_shown_replicas_are_named_and_so_are_those_that_are_missing() {
     );
     let lines = render_lines(&model(3), 120, 30);
     assert!(!lines[29].contains("p replica"), "there is one only");
+}
+
+#[test]
+fn levers_in_force_are_lines_of_the_header() {
+    let mut model = model(3);
+    let mut last = snapshot(12, 3);
+    last.levers = vec![LeverSnapshot {
+        id: 7,
+        action: "block".to_owned(),
+        target: "user=alice".to_owned(),
+        remaining_seconds: 61.0,
+        reason: "a\u{7}storm".to_owned(),
+        pulled_by: "uid 0".to_owned(),
+        ..LeverSnapshot::default()
+    }];
+    model.handle_update(StatusUpdate::Snapshot(Box::new(last)));
+    let lines = render_lines(&model, 120, 30);
+    let expected = "lever       7 block user=alice for another 1m1s, 0 rejected, by uid 0: a";
+    let line = lines.iter().find(|line| line.starts_with(expected));
+    assert!(
+        line.is_some_and(|line| line.contains("storm")),
+        "{lines:#?}"
+    );
 }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::limits::rejection::{ABANDONED_REQUESTS, MEMORY_LIMIT, UNPROVEN_UPGRADES};
+use crate::limits::rejection::{
+    ABANDONED_REQUESTS, BLOCKED, LEVER_LIMIT, MEMORY_LIMIT, UNPROVEN_UPGRADES,
+};
 use crate::pipeline::reject::rejection::{EVENT_BODIES, LONG_RUNNING_SHARE};
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
@@ -20,7 +22,7 @@ pub(crate) struct OutcomeCounts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
     /// Rejections by rate limits. Priority levels count theirs themselves.
-    by_rate_limit: [(&'static str, AtomicU64); 7],
+    by_rate_limit: [(&'static str, AtomicU64); 9],
 }
 
 impl Default for OutcomeCounts {
@@ -30,9 +32,11 @@ impl Default for OutcomeCounts {
             aborted: AtomicU64::new(0),
             by_rate_limit: [
                 ABANDONED_REQUESTS,
+                BLOCKED,
                 "client-limit",
                 "event-rate-limit",
                 EVENT_BODIES,
+                LEVER_LIMIT,
                 LONG_RUNNING_SHARE,
                 MEMORY_LIMIT,
                 UNPROVEN_UPGRADES,

@@ -13,6 +13,7 @@ use crate::observe::status::snapshot::{
     FlowcontrolStatus, LevelStatus, StatusHistory, StatusSnapshot,
 };
 use crate::observe::top_talkers::TalkerTable;
+use weir_limits::levers::MAX_LEVERS;
 
 /// The largest count that is taken from another replica or is the sum of several: a browser has all
 /// its digits.
@@ -47,7 +48,7 @@ pub(super) struct ReplicaSnapshot {
 
 impl ReplicaSnapshot {
     /// The state as JSON of at most `max` bytes: if it is too large, without the history, then with
-    /// fewer talkers, then without levels and limits.
+    /// fewer talkers, then without levels, limits and levers.
     #[must_use]
     pub(super) fn to_json(&self, max: usize) -> Vec<u8> {
         let text = |snapshot: &Self| {
@@ -75,6 +76,7 @@ impl ReplicaSnapshot {
         }
         sent.status.levels.clear();
         sent.status.rate_limits.clear();
+        sent.status.levers.clear();
         text(&sent).unwrap_or_default()
     }
 
@@ -98,6 +100,12 @@ fn bound_status(status: &mut StatusSnapshot) {
     status.alarms.truncate(MAX_LISTED);
     for alarm in &mut status.alarms {
         bound_count(&mut alarm.since_unix_ms);
+    }
+    status.levers.truncate(MAX_LEVERS);
+    for lever in &mut status.levers {
+        bound_seconds(&mut lever.remaining_seconds);
+        let counts = [&mut lever.id, &mut lever.rejected, &mut lever.spared];
+        counts.into_iter().for_each(bound_count);
     }
     status.talkers.clear();
     bound_seconds(&mut status.uptime_seconds);

@@ -16,6 +16,7 @@ use crate::observe::status::snapshot::{
     StatusHistory, StatusSnapshot, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
 };
 use crate::observe::top_talkers::{Dimension, MergedTalkers, TalkerRow, UsageMeasure, Window};
+use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 /// Stands for all replicas.
@@ -177,6 +178,7 @@ fn sum_of(parts: &[(&str, &ReplicaSnapshot)]) -> StatusSnapshot {
     sum.host = String::new();
     sum.readiness = readiness_of(parts);
     sum.alarms = alarms_of(parts);
+    sum.levers = levers_of(parts);
     sum.dry_run = all().all(|one| one.dry_run);
     sum.config.errors = messages_of(parts, |one| &one.config.errors);
     sum.config.needs_restart = messages_of(parts, |one| &one.config.needs_restart);
@@ -262,6 +264,16 @@ fn alarms_of(parts: &[(&str, &ReplicaSnapshot)]) -> Vec<AlarmStatus> {
     alarms.sort_by_key(|alarm| alarm.severity);
     alarms.truncate(MAX_ROWS);
     alarms
+}
+
+fn levers_of(parts: &[(&str, &ReplicaSnapshot)]) -> Vec<LeverSnapshot> {
+    let levers = parts.iter().flat_map(|(name, part)| {
+        part.status.levers.iter().map(|lever| LeverSnapshot {
+            replica: Some((*name).to_owned()),
+            ..lever.clone()
+        })
+    });
+    levers.take(MAX_ROWS).collect()
 }
 
 /// The messages of all replicas, each with the name of its replica.

@@ -239,3 +239,24 @@ fn the_history_is_that_of_the_replicas_that_are_shown() {
     assert_eq!(newest("four"), Some(400.0));
     assert_eq!(newest("nine"), None);
 }
+
+#[test]
+fn levers_of_all_replicas_are_listed_with_the_names_of_their_replicas() {
+    let with_lever = |id| {
+        let mut replica = replica(1, &[]);
+        replica.status.levers = vec![LeverSnapshot {
+            id,
+            ..LeverSnapshot::default()
+        }];
+        replica
+    };
+    let other = KnownReplica {
+        name: "b".to_owned(),
+        last: Some((SECOND, with_lever(2))),
+        failure: None,
+    };
+    let all = view(ALL_REPLICAS, "a", &with_lever(1), &[other]);
+    let levers = all.levers.iter();
+    let levers: Vec<_> = levers.map(|one| (one.replica.as_deref(), one.id)).collect();
+    assert_eq!(levers, [(Some("a"), 1), (Some("b"), 2)]);
+}

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::readiness::ReadinessStatus;
 use crate::observe::readiness::config_status::ConfigReport;
+use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 /// A snapshot of weir's status.
@@ -30,6 +31,8 @@ pub(crate) struct StatusSnapshot {
     pub(crate) readiness: ReadinessStatus,
     /// What an operator has to act on, the critical ones first.
     pub(crate) alarms: Vec<AlarmStatus>,
+    /// What an operator blocks and limits, oldest first.
+    pub(crate) levers: Vec<LeverSnapshot>,
     /// Which configuration is in force.
     pub(crate) config: ConfigReport,
     /// Connections and failures towards the API server.

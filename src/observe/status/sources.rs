@@ -11,6 +11,7 @@ use crate::drain::Drain;
 use crate::flowcontrol::level;
 use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
 use crate::limits::Admission;
+use crate::limits::levers::Levers;
 use crate::limits::total_finder::{FoundTotal, TotalFinder};
 use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::readiness::Readiness;
@@ -33,6 +34,7 @@ use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSnapshot;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_kubernetes::numeric::saturating_u64;
+use weir_limits::levers::{Lever, LeverSnapshot};
 use weir_limits::max_in_flight;
 use weir_limits::rate::RateLimits;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
@@ -49,6 +51,9 @@ const MAX_OBJECTS: usize = 500;
 /// Characters of a holder's name that are kept: a token can have a user name of any length.
 const MAX_HOLDER_NAME_CHARS: usize = 128;
 
+/// Characters of a lever's target: it may have 64 values.
+const MAX_LEVER_TARGET_CHARS: usize = 200;
+
 /// The components that a snapshot is read from.
 #[derive(Debug)]
 pub(crate) struct StatusSources {
@@ -62,6 +67,8 @@ pub(crate) struct StatusSources {
     pub(crate) readiness: Arc<Readiness>,
     /// What an operator has to act on.
     pub(crate) alarms: Arc<AlarmBoard>,
+    /// What an operator blocks and limits.
+    pub(crate) levers: Arc<Levers>,
     /// Connections and failures towards the API server.
     pub(crate) upstream: Arc<upstream::UpstreamMetrics>,
     /// Slots for requests to the API server, and what uses them.
@@ -125,6 +132,12 @@ impl StatusSources {
             uptime_seconds: now.saturating_duration_since(self.start_time).as_secs_f64(),
             readiness: self.readiness.snapshot(now),
             alarms: self.alarms.alarms(),
+            levers: self
+                .levers
+                .in_force()
+                .iter()
+                .map(|lever| lever_status(lever, now))
+                .collect(),
             config: self.config.snapshot(),
             upstream: self.upstream_status(now, wall),
             replicas: self.readiness.replicas().map(replicas_status),
@@ -187,6 +200,15 @@ impl StatusSources {
             }),
         }
     }
+}
+
+fn lever_status(lever: &Lever, now: Instant) -> LeverSnapshot {
+    let mut status = lever.snapshot(now);
+    if let Some((end, _)) = status.target.char_indices().nth(MAX_LEVER_TARGET_CHARS) {
+        status.target.truncate(end);
+        status.target.push('…');
+    }
+    status
 }
 
 fn holds_status(delay: &RejectionDelay) -> HoldsStatus {

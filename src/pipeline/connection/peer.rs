@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
-use http::{HeaderValue, request};
+use http::{HeaderValue, header, request};
 use tokio::sync::Semaphore;
 
 use crate::identity::client_certificate::ClientTrust;
@@ -15,6 +15,7 @@ use crate::upstream::headers::forwarded_for::address_value;
 use crate::upstream::requester::Requester;
 use weir_base::source_network::source_network;
 use weir_kubernetes::api::UserInfo;
+use weir_limits::rate::clients::enforcer::RequestSource;
 use weir_limits::rejection_hold::ConnectionRetryTimes;
 
 /// How many bodies of one HTTP/2 connection are drained at once, so that endless streams cannot
@@ -90,6 +91,17 @@ impl Peer {
 pub(crate) struct ReceivedHead<'a> {
     pub(crate) peer: &'a Peer,
     pub(crate) head: &'a request::Parts,
+}
+
+impl<'a> ReceivedHead<'a> {
+    /// Where the request comes from.
+    pub(crate) fn request_source(self) -> RequestSource<'a> {
+        let user_agent = self.head.headers.get(header::USER_AGENT);
+        RequestSource {
+            address: self.peer.address.ip(),
+            user_agent: user_agent.map_or(b"", |user_agent| user_agent.as_bytes()),
+        }
+    }
 }
 
 /// The delayed rejections of a connection.

@@ -7,6 +7,7 @@ use crate::limits::Rejection;
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_kubernetes::api::Status;
 use weir_kubernetes::request_info::RequestKind;
+use weir_limits::levers::{LeverAction, LeverRejection};
 use weir_limits::max_in_flight::MaxInFlightRejection;
 use weir_limits::rate::clients::enforcer::ClientLimitRejection;
 use weir_limits::rate::events::enforcer::EventRejection;
@@ -51,6 +52,7 @@ pub(crate) fn limit_status(rejection: &Rejection) -> Status {
             ("weir/memory-limit", message.to_owned())
         }
         Rejection::Fairness(rejected) => level_rejection(rejected),
+        Rejection::Lever { lever, .. } => lever_rejection(lever),
         Rejection::MaxInFlight(MaxInFlightRejection { kind, limit }) => {
             let (cause, flag, what) = match kind {
                 RequestKind::Mutating => (
@@ -76,6 +78,27 @@ pub(crate) fn limit_status(rejection: &Rejection) -> Status {
         message,
         cause,
         retry_after_seconds: Some(rejection.retry_after()),
+    }
+}
+
+/// Cause and message of a lever's rejection.
+fn lever_rejection(rejected: &LeverRejection) -> (&'static str, String) {
+    let because = if rejected.reason.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", rejected.reason)
+    };
+    match rejected.action {
+        LeverAction::Block => (
+            "weir/blocked",
+            format!("an operator blocks such requests in weir{because}; please try again later"),
+        ),
+        LeverAction::Limit { .. } => (
+            "weir/lever-limit",
+            format!(
+                "too many requests: an operator limits such requests in weir{because}; please try again later"
+            ),
+        ),
     }
 }
 

@@ -108,6 +108,9 @@ impl RejectionResponseCache {
                 HashKey::of(&self.secret, (kind, limit, retry_after))
             }
             Rejection::AbandonedBacklog => HashKey::of(&self.secret, "abandoned-backlog"),
+            Rejection::Lever { lever, .. } => {
+                HashKey::of(&self.secret, ("lever", lever.id, retry_after))
+            }
             Rejection::MemoryLimit => HashKey::of(&self.secret, "memory-limit"),
             Rejection::UnprovenUpgrade { retry_after } => {
                 HashKey::of(&self.secret, ("unproven-upgrade", retry_after))

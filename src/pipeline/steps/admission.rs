@@ -1,7 +1,15 @@
-//! Admission: the rates first, then the seats, once enough of the body has arrived.
+//! Admission: levers and rates first, then the seats, once enough of the body has arrived.
+//!
+//! A new lever is in force on what waits, too: while a request waits, wherever that is, it also waits
+//! for a lever that rejects it.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::Poll;
 
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::backlog_holder;
+use crate::limits::levers::LeverCheck;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::limits::watch_starts::WatchStart;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
@@ -26,8 +34,70 @@ pub(crate) struct Admitted {
 }
 
 impl Pipeline {
-    /// Checks the limits.
+    /// Checks the levers and the limits.
     pub(crate) async fn admit(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        received: ReceivedHead<'_>,
+        body: &mut RequestBodyState,
+        upgrade: RequestedUpgrade,
+        deadline: Option<RequestDeadline>,
+        trace: &mut Trace,
+    ) -> Result<Admitted, RequestRejection> {
+        let mut check = LeverCheck::default();
+        self.check_levers(&mut check, attributes, received, false)?;
+        let passed = self.pass_limits(attributes, received, body, upgrade, deadline, trace);
+        let mut passed = pin!(passed);
+        let first = std::future::poll_fn(|context| Poll::Ready(passed.as_mut().poll(context)));
+        let admitted = match first.await {
+            Poll::Ready(admitted) => admitted?,
+            // Boxed: most requests do not wait.
+            Poll::Pending => {
+                let admitted = self.wait_under_levers(passed, &mut check, attributes, received);
+                Box::pin(admitted).await?
+            }
+        };
+        Ok(Admitted {
+            permit: admitted.permit.with_levers(check.into_permit()),
+            ..admitted
+        })
+    }
+
+    fn check_levers(
+        &self,
+        check: &mut LeverCheck,
+        attributes: &AdmissionAttributes<'_>,
+        received: ReceivedHead<'_>,
+        waited: bool,
+    ) -> Result<(), RequestRejection> {
+        let source = || received.request_source();
+        let checked = self.shared.levers.check(check, attributes, source, waited);
+        checked.map_err(RequestRejection::Limit)
+    }
+
+    /// Waits until a request has passed the limits, or a new lever rejects it.
+    async fn wait_under_levers(
+        &self,
+        mut passed: Pin<&mut impl Future<Output = Result<Admitted, RequestRejection>>>,
+        check: &mut LeverCheck,
+        attributes: &AdmissionAttributes<'_>,
+        received: ReceivedHead<'_>,
+    ) -> Result<Admitted, RequestRejection> {
+        loop {
+            let mut pulled = pin!(self.worker.lever_pulled.notified());
+            // Before the check: a lever that is pulled in between wakes the request.
+            pulled.as_mut().enable();
+            self.check_levers(check, attributes, received, true)?;
+            tokio::select! {
+                biased;
+                admitted = passed.as_mut() => return admitted,
+                () = pulled => {}
+            }
+        }
+    }
+
+    /// Checks the limits.
+    async fn pass_limits(
         &self,
         attributes: &AdmissionAttributes<'_>,
         received: ReceivedHead<'_>,

@@ -15,7 +15,7 @@ use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::request_body::BodyPrefix;
 use weir_base::clock::Clock;
 use weir_limits::AdmissionAttributes;
-use weir_limits::rate::clients::enforcer::{ClientLimitPermit, RequestSource};
+use weir_limits::rate::clients::enforcer::ClientLimitPermit;
 use weir_limits::rate::events::enforcer::EventRequest;
 
 /// The result of the rate limits.
@@ -59,12 +59,8 @@ impl Pipeline {
     ) -> Result<RatesPassed, RequestRejection> {
         let (arrived, deadline) = (times.arrived, times.deadline);
         if let Some(limits) = &self.shared.rates.clients {
-            let user_agent = received.head.headers.get(header::USER_AGENT);
-            let origin = RequestSource {
-                address: received.peer.address.ip(),
-                user_agent: user_agent.map_or(b"", |user_agent| user_agent.as_bytes()),
-            };
-            let admitted = limits.admit(attributes, origin, arrived, deadline).await;
+            let source = received.request_source();
+            let admitted = limits.admit(attributes, source, arrived, deadline).await;
             let permit = admitted
                 .map_err(|rejection| RequestRejection::Limit(Rejection::ClientLimit(rejection)))?;
             passed.queue_start = permit

@@ -7,6 +7,7 @@ use http::{HeaderValue, Response, header};
 use http_body::Body as _;
 use tracing::warn;
 
+use crate::limits::Rejection;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::body_drain::{RejectionContext, RequestBodyState};
@@ -160,8 +161,8 @@ impl Pipeline {
 
     /// Adds the hold key to a rejection that may be delayed. These are responses with
     /// `Retry-After`, except to long-running requests (clients do not repeat them in a loop), to
-    /// writes of a lease (a leader that gets its response late could lose its lease), and to
-    /// requests that priority and fairness exempts. `user` is `None` before authentication.
+    /// writes of a lease (a leader that gets its response late could lose its lease), to requests
+    /// that waited when a lever was pulled, and to those that priority and fairness exempts. `user` is `None` before authentication.
     pub(crate) fn delayable(
         &self,
         rejection: RequestRejection,
@@ -184,7 +185,11 @@ impl Pipeline {
         user: Option<&UserInfo>,
     ) -> Option<HoldKey> {
         rejection.retry_after()?;
-        if info.long_running() || is_lease_write(info) {
+        let waited = matches!(
+            rejection,
+            RequestRejection::Limit(Rejection::Lever { waited: true, .. })
+        );
+        if waited || info.long_running() || is_lease_write(info) {
             return None;
         }
         let code = rejection.code();

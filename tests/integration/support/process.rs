@@ -74,6 +74,8 @@ fn weir_command_of(program: &str, files: &ConfigDir) -> Command {
         .env_remove("https_proxy")
         .env_remove("KUBECONFIG")
         .env_remove("KUBERNETES_SERVICE_HOST")
+        .env_remove("RUNTIME_DIRECTORY")
+        .env("XDG_RUNTIME_DIR", files.path())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

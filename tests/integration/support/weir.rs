@@ -64,6 +64,7 @@ pub(crate) struct WeirBuilder {
 pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
     let config = Config {
+        control: None,
         serving: ServingConfig {
             address: loopback,
             tls: tls::ListenerTlsConfig {
@@ -297,6 +298,11 @@ impl WeirBuilder {
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Config)) -> Self {
         change(&mut self.config);
         self
+    }
+
+    /// The configuration.
+    pub(crate) fn into_config(self) -> Config {
+        self.config
     }
 
     /// Binds and starts to serve.

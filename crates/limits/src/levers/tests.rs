@@ -1,0 +1,338 @@
+//! Tests of the set of levers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{
+    LeverAction, LeverCounts, LeverPermit, LeverRejection, LeverSet, LeverSpec, LeverTarget,
+    MAX_DURATION, MAX_LEVERS, ProtectedRequesters, TooManyLevers, format_seconds,
+};
+use crate::admission_attributes::AdmissionAttributes;
+use crate::rate::clients::enforcer::RequestSource;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+const fn limit(qps: Option<u32>, in_flight: Option<u32>) -> LeverAction {
+    LeverAction::Limit { qps, in_flight }
+}
+
+fn spec(action: LeverAction, user: &str, duration: Duration) -> LeverSpec {
+    LeverSpec {
+        action,
+        target: LeverTarget {
+            users: vec![user.parse().unwrap()],
+            ..LeverTarget::default()
+        },
+        duration,
+        reason: "a storm".to_owned(),
+        pulled_by: "uid 0".to_owned(),
+        spared: Some(ProtectedRequesters::default()),
+    }
+}
+
+fn check(
+    levers: &LeverSet,
+    now: Instant,
+    user: &str,
+    after: u64,
+) -> Result<LeverPermit, LeverRejection> {
+    let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
+    let user = UserInfo {
+        name: user.to_owned(),
+        ..UserInfo::default()
+    };
+    let attributes = AdmissionAttributes {
+        info: &info,
+        user: &user,
+    };
+    let source = RequestSource {
+        address: [10, 0, 0, 1].into(),
+        user_agent: b"",
+    };
+    levers.check(now, &attributes, source, after)
+}
+
+#[test]
+fn a_block_rejects_its_target_until_it_ends_or_is_undone() {
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    let block = spec(LeverAction::Block, "alice", 10 * MINUTE);
+    let lever = levers.pull(now, block.clone()).unwrap();
+    let rejection = check(&levers, now, "alice", 0).unwrap_err();
+    assert_eq!((rejection.retry_after, &*rejection.reason), (60, "a storm"));
+    assert!(check(&levers, now, "bob", 0).is_ok());
+    let late = now + 10 * MINUTE - SECOND / 2;
+    assert_eq!(check(&levers, late, "alice", 0).unwrap_err().retry_after, 1);
+    assert!(levers.expire(late).is_empty());
+    let end = now + 10 * MINUTE;
+    assert!(
+        check(&levers, end, "alice", 0).is_ok(),
+        "also if it is still there"
+    );
+    assert_eq!(levers.expire(end).len(), 1);
+    assert!(levers.is_empty());
+    assert_eq!(lever.counts().rejected, 2);
+
+    let second = levers.pull(end, block).unwrap();
+    assert_eq!((second.id, levers.latest()), (2, 2));
+    assert!(levers.undo(1).is_none());
+    assert!(check(&levers, end, "alice", 2).is_ok(), "checked before");
+    assert_eq!(levers.undo(2).unwrap().id, 2);
+    assert!(check(&levers, end, "alice", 0).is_ok());
+}
+
+#[test]
+fn a_rate_is_one_bucket_for_all_of_the_target() {
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    levers
+        .pull(now, spec(limit(Some(2), None), "team-*", MINUTE))
+        .unwrap();
+    assert!(check(&levers, now, "team-a", 0).is_ok());
+    assert!(check(&levers, now, "team-b", 0).is_ok());
+    let rejection = check(&levers, now, "team-c", 0).unwrap_err();
+    assert_eq!((rejection.wait, rejection.retry_after), (SECOND / 2, 1));
+    assert!(rejection.is_by_rate());
+    assert!(check(&levers, now + SECOND / 2, "team-c", 0).is_ok());
+}
+
+#[test]
+fn requests_in_flight_count_until_their_permits_are_dropped() {
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    let lever = levers
+        .pull(now, spec(limit(None, Some(1)), "alice", MINUTE))
+        .unwrap();
+    let first = check(&levers, now, "alice", 0).unwrap();
+    let rejection = check(&levers, now, "alice", 0).unwrap_err();
+    assert_eq!((rejection.retry_after, rejection.is_by_rate()), (1, false));
+    drop(first);
+    let mut second = check(&levers, now, "alice", 0).unwrap();
+    let other = levers
+        .pull(now, spec(limit(None, Some(1)), "*", MINUTE))
+        .unwrap();
+    second.extend(check(&levers, now, "alice", lever.id).unwrap());
+    assert_eq!(other.counts().in_flight, 1);
+    assert!(levers.undo(lever.id).is_some());
+    drop(second);
+    assert_eq!((lever.counts().in_flight, other.counts().in_flight), (0, 0));
+}
+
+#[test]
+fn a_request_that_a_block_rejects_takes_no_token_of_a_limit() {
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    let one = spec(limit(Some(1), Some(1)), "alice", MINUTE);
+    let limit = levers.pull(now, one).unwrap();
+    let block = spec(LeverAction::Block, "alice", MINUTE);
+    let block = levers.pull(now, block).unwrap();
+    assert_eq!(check(&levers, now, "alice", 0).unwrap_err().id, block.id);
+    levers.undo(block.id);
+    let admitted = check(&levers, now, "alice", 0).unwrap();
+    assert_eq!(limit.counts().in_flight, 1);
+    assert_eq!(check(&levers, now, "alice", 0).unwrap_err().id, limit.id);
+    drop(admitted);
+}
+
+#[test]
+fn protected_requesters_are_spared_unless_the_lever_is_forced() {
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    let spared = levers
+        .pull(now, spec(LeverAction::Block, "*", MINUTE))
+        .unwrap();
+    assert!(check(&levers, now, "system:kube-scheduler", 0).is_ok());
+    assert!(check(&levers, now, "alice", 0).is_err());
+    let counts = LeverCounts {
+        rejected: 1,
+        spared: 1,
+        in_flight: 0,
+    };
+    assert_eq!(spared.counts(), counts);
+    let forced = LeverSpec {
+        spared: None,
+        ..spec(LeverAction::Block, "*", MINUTE)
+    };
+    levers.pull(now, forced).unwrap();
+    assert!(check(&levers, now, "system:kube-scheduler", 0).is_err());
+}
+
+#[test]
+fn there_are_a_hundred_levers_at_most_and_none_lasts_longer_than_a_day() {
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    let long = spec(LeverAction::Block, "alice", 100 * MAX_DURATION);
+    for _ in 0..MAX_LEVERS {
+        let lever = levers.pull(now, long.clone()).unwrap();
+        assert_eq!(lever.remaining(now), MAX_DURATION);
+    }
+    assert_eq!(levers.pull(now, long.clone()).unwrap_err(), TooManyLevers);
+    levers.undo(50).unwrap();
+    assert_eq!(levers.pull(now, long).unwrap().id, 101);
+}
+
+#[test]
+fn a_time_is_printed_in_whole_seconds_rounded_up() {
+    for (millis, expected) in [
+        (0, "0s"),
+        (1, "1s"),
+        (59_900, "1m0s"),
+        (600_000, "10m0s"),
+        (86_400_000, "24h0m0s"),
+    ] {
+        assert_eq!(format_seconds(Duration::from_millis(millis)), expected);
+    }
+}
+
+/// What a lever should do, told in the plainest way.
+struct Model {
+    spec: LeverSpec,
+    ends_at: Instant,
+    /// When each token was taken.
+    taken: Vec<Instant>,
+    in_flight: u32,
+    rejected: u64,
+}
+
+impl Model {
+    fn matches(&self, now: Instant, user: &str) -> bool {
+        let target = self.spec.target.to_string();
+        let pattern = target.strip_prefix("user=").unwrap();
+        let is_named = match pattern.strip_suffix('*') {
+            Some(prefix) => user.starts_with(prefix),
+            None => pattern == user,
+        };
+        is_named && now < self.ends_at
+    }
+
+    /// Whether there is a token: simulated from the start, token by token.
+    fn has_token(&self, qps: u32, from: Instant, now: Instant) -> bool {
+        let (mut tokens, mut last) = (f64::from(qps), from);
+        for at in self.taken.iter().copied().chain([now]) {
+            let refill = at.duration_since(last).as_secs_f64() * f64::from(qps);
+            tokens = (tokens + refill).min(f64::from(qps)) - 1.0;
+            last = at;
+        }
+        tokens > -1e-6
+    }
+}
+
+/// The levers that count a request, and the one that rejects it.
+fn decide(
+    models: &mut BTreeMap<u64, (Instant, Model)>,
+    now: Instant,
+    user: &str,
+) -> (Vec<u64>, Option<u64>) {
+    let mut order: Vec<_> = models.keys().copied().collect();
+    order.sort_by_key(|id| (models[id].1.spec.action != LeverAction::Block, *id));
+    let mut counted = Vec::new();
+    for id in order {
+        let (from, model) = models.get_mut(&id).unwrap();
+        if !model.matches(now, user) {
+            continue;
+        }
+        let admits = match model.spec.action {
+            LeverAction::Block => false,
+            LeverAction::Limit { qps, in_flight } => {
+                in_flight.is_none_or(|most| model.in_flight < most)
+                    && qps.is_none_or(|qps| model.has_token(qps, *from, now))
+            }
+        };
+        if !admits {
+            model.rejected += 1;
+            return (counted, Some(id));
+        }
+        if let LeverAction::Limit { qps, in_flight } = model.spec.action {
+            model.taken.extend(qps.map(|_| now));
+            if in_flight.is_some() {
+                model.in_flight += 1;
+                counted.push(id);
+            }
+        }
+    }
+    (counted, None)
+}
+
+/// Random levers and requests against the model: every decision, every count, and no permit that is
+/// lost.
+#[test]
+fn levers_decide_as_the_model_does() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let start = Instant::now();
+    let (mut levers, mut now) = (LeverSet::default(), start);
+    let mut models: BTreeMap<u64, (Instant, Model)> = BTreeMap::new();
+    let mut permits: Vec<(LeverPermit, Vec<u64>)> = Vec::new();
+    let users = ["a", "ab", "b"];
+    for _ in 0..20_000 {
+        now += Duration::from_millis(rng.u64(0..40) * 25);
+        match rng.u8(0..20) {
+            0 => {
+                let action = match rng.u8(0..4) {
+                    0 => LeverAction::Block,
+                    1 => limit(Some(rng.u32(1..4)), None),
+                    2 => limit(None, Some(rng.u32(1..4))),
+                    _ => limit(Some(rng.u32(1..4)), Some(rng.u32(1..4))),
+                };
+                let user = ["a", "a*", "b", "*"][rng.usize(0..4)];
+                let spec = spec(action, user, SECOND * rng.u32(1..20));
+                let lever = levers.pull(now, spec.clone()).unwrap();
+                assert!(models.keys().all(|id| *id < lever.id));
+                let model = Model {
+                    ends_at: now + spec.duration,
+                    spec,
+                    taken: Vec::new(),
+                    in_flight: 0,
+                    rejected: 0,
+                };
+                models.insert(lever.id, (now, model));
+            }
+            1 => {
+                let id = rng.u64(1..=levers.latest() + 1);
+                let is_there = models.get(&id).is_some_and(|(_, one)| one.ends_at > now);
+                if levers.expire(now).iter().any(|lever| lever.id == id) {
+                    assert!(!is_there);
+                }
+                assert_eq!(levers.undo(id).is_some(), is_there);
+                models.remove(&id);
+            }
+            2 => drop(levers.expire(now)),
+            3..7 if !permits.is_empty() => {
+                let (permit, counted) = permits.swap_remove(rng.usize(0..permits.len()));
+                drop(permit);
+                for id in counted {
+                    if let Some((_, model)) = models.get_mut(&id) {
+                        model.in_flight -= 1;
+                    }
+                }
+            }
+            _ => {
+                let user = users[rng.usize(0..users.len())];
+                let (counted, rejected_by) = decide(&mut models, now, user);
+                let decided = check(&levers, now, user, 0);
+                assert_eq!(decided.as_ref().err().map(|one| one.id), rejected_by);
+                match decided {
+                    Ok(permit) => permits.push((permit, counted)),
+                    Err(rejection) => {
+                        assert!((1..=60).contains(&rejection.retry_after));
+                        for id in counted {
+                            models.get_mut(&id).unwrap().1.in_flight -= 1;
+                        }
+                    }
+                }
+            }
+        }
+        models.retain(|_, (_, model)| model.ends_at > now);
+        for lever in levers.by_age() {
+            if let Some((_, model)) = models.get(&lever.id) {
+                let counts = lever.counts();
+                assert_eq!(
+                    (counts.in_flight, counts.rejected),
+                    (model.in_flight, model.rejected)
+                );
+            }
+        }
+    }
+    let all: Vec<Arc<_>> = levers.by_age();
+    drop(permits);
+    assert!(all.iter().all(|lever| lever.counts().in_flight == 0));
+}

@@ -1,0 +1,241 @@
+//! `weir ctl`: sets, lists and ends levers in a running weir, through its control socket.
+
+mod client;
+mod output;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::cli::flags::LoggingFormat;
+use crate::cli::flags::environment::Environment;
+use crate::cli::process::exit::{exit_with_failure, print_stdout};
+use crate::cli::top::name_parser;
+use crate::control::message::{ControlAnswer, ControlRequest, PullAction, PullRequest};
+use crate::flag_values::parse_positive_duration;
+use crate::observe::top_talkers::{Dimension, TopTalkersQuery, UsageMeasure, Window};
+use weir_kubernetes::numeric::saturating_u64;
+use weir_limits::levers::{LeverTarget, NamePattern, ServiceAccountPattern, SourceRange};
+
+/// The exit code if weir cannot be reached, as that of `weir status`.
+const NOT_REACHABLE: u8 = 3;
+
+/// `weir ctl`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CtlArgs {
+    /// weir's --control-socket; by default the first of its default paths at which a weir answers.
+    #[arg(long, value_name = "FILE", global = true)]
+    control_socket: Option<PathBuf>,
+    /// What to do.
+    #[command(subcommand)]
+    command: CtlCommand,
+}
+
+/// What can be done.
+#[derive(Clone, Debug, Subcommand)]
+enum CtlCommand {
+    /// Reject all requests of a target, at once, also those that wait.
+    Block(BlockArgs),
+    /// Admit only so many requests of a target, all of its clients together.
+    Limit(LimitArgs),
+    /// List the levers in force.
+    List,
+    /// List the names that weir has seen, those with most requests first.
+    Talkers(TalkersArgs),
+    /// End levers before their time.
+    Undo(UndoArgs),
+}
+
+/// `weir ctl block`.
+#[derive(Args, Clone, Debug)]
+struct BlockArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    terms: TermArgs,
+}
+
+/// `weir ctl limit`.
+#[derive(Args, Clone, Debug)]
+struct LimitArgs {
+    /// Requests a second, and as many at once.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), required_unless_present = "inflight")]
+    qps: Option<u32>,
+    /// Requests at a time. Those that were admitted before do not count.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    inflight: Option<u32>,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    terms: TermArgs,
+}
+
+/// Which requests. Several flags: those that match all. One flag several times: those that match one
+/// of its values. A value with * at its end stands for all that begin alike.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Target")]
+#[group(required = true, multiple = true)]
+struct TargetArgs {
+    /// Name of a user.
+    #[arg(long, value_name = "NAME")]
+    user: Vec<NamePattern>,
+    /// Group of users.
+    #[arg(long, value_name = "NAME")]
+    group: Vec<NamePattern>,
+    /// Service account.
+    #[arg(long, value_name = "NAMESPACE:NAME")]
+    service_account: Vec<ServiceAccountPattern>,
+    /// User-Agent header.
+    #[arg(long, value_name = "TEXT")]
+    user_agent: Vec<NamePattern>,
+    /// Namespace of the request.
+    #[arg(long, value_name = "NAME")]
+    namespace: Vec<NamePattern>,
+    /// Resource, as pods, deployments.apps or pods/log; or the path of a request for no resource.
+    #[arg(long, value_name = "NAME")]
+    resource: Vec<NamePattern>,
+    /// Verb, as get, list, watch, create, update, patch or delete.
+    #[arg(long, value_name = "VERB")]
+    verb: Vec<NamePattern>,
+    /// Address of clients, or their network.
+    #[arg(long, value_name = "ADDRESS[/BITS]")]
+    source: Vec<SourceRange>,
+}
+
+/// How long, and why.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Terms")]
+struct TermArgs {
+    /// How long it is in force, at most 24h. It ends by itself, and with the process.
+    #[arg(long = "for", value_name = "DURATION", default_value = "10m0s", value_parser = parse_positive_duration)]
+    duration: Duration,
+    /// Why. The clients see it, and so do the log and the status page.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    /// Your name, for the log. weir also logs the user and the process that it is told by.
+    #[arg(long = "as", value_name = "NAME")]
+    claimed_name: Option<String>,
+    /// Include system:masters, nodes, the control plane, kube-system's service accounts, weir's own user and probes. Without it a
+    /// target that names or covers them is refused, and any other spares them.
+    #[arg(long)]
+    force: bool,
+    /// Only print how many requests of the last minute it would have hit, as far as the top talkers know.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// `weir ctl talkers`.
+#[derive(Args, Clone, Debug)]
+struct TalkersArgs {
+    /// Group by this.
+    #[arg(long, value_name = "WHAT", default_value = "user", value_parser = name_parser(Dimension::DISPLAY_ORDER, Dimension::name))]
+    by: Dimension,
+    /// Of the last minutes.
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = name_parser(Window::ALL, Window::name))]
+    window: Window,
+    /// Sort by this.
+    #[arg(long, value_name = "MEASURE", default_value = "requests", value_parser = name_parser(UsageMeasure::DISPLAY_ORDER, UsageMeasure::name))]
+    sort: UsageMeasure,
+    /// Most rows.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    limit: u16,
+}
+
+/// `weir ctl undo`.
+#[derive(Args, Clone, Debug)]
+struct UndoArgs {
+    /// The ids that weir ctl list prints.
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<u64>,
+    /// Your name, for the log.
+    #[arg(long = "as", value_name = "NAME")]
+    claimed_name: Option<String>,
+}
+
+impl CtlCommand {
+    fn into_request(self) -> ControlRequest {
+        match self {
+            Self::Block(BlockArgs { target, terms }) => {
+                ControlRequest::Pull(Box::new(pull(target, terms, PullRequest::default())))
+            }
+            Self::Limit(args) => ControlRequest::Pull(Box::new(pull(
+                args.target,
+                args.terms,
+                PullRequest {
+                    action: PullAction::Limit,
+                    qps: args.qps,
+                    in_flight: args.inflight,
+                    ..PullRequest::default()
+                },
+            ))),
+            Self::List => ControlRequest::List,
+            Self::Talkers(args) => ControlRequest::Talkers(TopTalkersQuery {
+                window: args.window,
+                by: args.by,
+                sort: args.sort,
+                limit: args.limit.into(),
+            }),
+            Self::Undo(UndoArgs { ids, claimed_name }) => {
+                ControlRequest::Undo { ids, claimed_name }
+            }
+        }
+    }
+}
+
+fn pull(target: TargetArgs, terms: TermArgs, action: PullRequest) -> PullRequest {
+    PullRequest {
+        target: LeverTarget {
+            users: target.user,
+            groups: target.group,
+            service_accounts: target.service_account,
+            user_agents: target.user_agent,
+            namespaces: target.namespace,
+            resources: target.resource,
+            verbs: target.verb,
+            sources: target.source,
+        },
+        for_ms: Some(saturating_u64(terms.duration.as_millis())),
+        reason: terms.reason,
+        claimed_name: terms.claimed_name,
+        force: terms.force,
+        dry_run: terms.dry_run,
+        ..action
+    }
+}
+
+/// Runs the command.
+pub(super) fn run(args: CtlArgs) -> ExitCode {
+    let paths = match args.control_socket {
+        Some(path) => vec![path],
+        None => Environment::of_process().control_sockets(),
+    };
+    let answer = match client::ask(&paths, &args.command.into_request()) {
+        Ok(answer) => answer,
+        Err(why) => {
+            let _ = exit_with_failure(&why, LoggingFormat::Text); // its code is another
+            return ExitCode::from(NOT_REACHABLE);
+        }
+    };
+    let printed = match output::render(&answer) {
+        text if text.is_empty() => ExitCode::SUCCESS,
+        text => print_stdout(text.as_bytes()),
+    };
+    let mut failures = Vec::new();
+    match answer {
+        ControlAnswer::Error { lines } => failures = lines,
+        ControlAnswer::Undone { unknown, .. } => {
+            let line = |id| format!("there is no lever {id}");
+            failures.extend(unknown.into_iter().map(line));
+        }
+        ControlAnswer::DryRun { .. }
+        | ControlAnswer::Levers { .. }
+        | ControlAnswer::Pulled { .. }
+        | ControlAnswer::Talkers(_) => {}
+    }
+    let failures = failures.iter();
+    failures.fold(printed, |_, line| {
+        exit_with_failure(line, LoggingFormat::Text)
+    })
+}

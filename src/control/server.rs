@@ -1,0 +1,375 @@
+//! Answers the requests of the control socket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::{OnceCell, Semaphore};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::control::config::ControlConfig;
+use crate::control::estimate::estimate;
+use crate::control::message::{
+    ControlAnswer, ControlRequest, MAX_REQUEST_BYTES, PullAction, PullRequest,
+};
+use crate::control::socket::{ControlSocket, SocketError};
+use crate::identity::transport::{ApiTransport, RemoteRequest};
+use crate::limits::levers::{Levers, Operator};
+use crate::observe::top_talkers::TopTalkers;
+use weir_base::clock::Clock;
+use weir_limits::levers::{
+    DEFAULT_DURATION, LeverAction, LeverSpec, MAX_DURATION, MAX_LEVERS, MAX_VALUES,
+    ProtectedRequesters, TooManyLevers,
+};
+
+/// The most connections at a time. An operator has one.
+const MAX_CONNECTIONS: usize = 16;
+
+/// The longest time of a connection.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the first request for weir's own user may take. Nothing waits for it.
+const OWN_USER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a new lever waits for it, if it is not known yet: a lever is wanted while the API server is
+/// slow.
+const LATE_OWN_USER_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// After an error of `accept`, such as a lack of descriptors, and while another process has the
+/// socket.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The longest reason in bytes. Clients see it.
+const MAX_REASON_BYTES: usize = 256;
+
+/// The longest claimed name in bytes.
+const MAX_CLAIMED_NAME_BYTES: usize = 128;
+
+/// The path on which a `SelfSubjectReview` is created (`authentication.k8s.io/v1`).
+const REVIEW_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+
+const REVIEW_BODY: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
+
+/// What the configuration in force says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ControlFacts {
+    /// Whether weir can verify tokens.
+    pub(crate) verifies_tokens: bool,
+    /// Whether there are other weirs, whose levers are their own.
+    pub(crate) has_replicas: bool,
+    /// Whether weir's own calls have a credential.
+    pub(crate) has_credential: bool,
+}
+
+/// Answers the requests of the control socket.
+pub(crate) struct ControlServer {
+    levers: Arc<Levers>,
+    talkers: Arc<TopTalkers>,
+    facts: Box<dyn Fn() -> ControlFacts + Send + Sync>,
+    /// For weir's own user, which the API server knows.
+    transport: Arc<dyn ApiTransport>,
+    own_user: OnceCell<String>,
+}
+
+impl ControlServer {
+    pub(crate) fn new(
+        levers: Arc<Levers>,
+        talkers: Arc<TopTalkers>,
+        transport: Arc<dyn ApiTransport>,
+        facts: impl Fn() -> ControlFacts + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            levers,
+            talkers,
+            facts: Box::new(facts),
+            transport,
+            own_user: OnceCell::new(),
+        })
+    }
+
+    /// Serves `socket` until `stop`, then removes it. Without a socket, waits until the process that
+    /// has it gives it up.
+    ///
+    /// # Cancel safety
+    /// The socket is removed. Connections that are open are answered.
+    pub(crate) async fn run(
+        self: Arc<Self>,
+        config: ControlConfig,
+        socket: Option<ControlSocket>,
+        stop: impl Future<Output = ()>,
+    ) {
+        let serve = async {
+            let socket = match socket {
+                Some(socket) => Some(socket),
+                None => wait_for_socket(&config).await,
+            };
+            if let Some(socket) = socket {
+                info!(path = %config.path.display(), "weir ctl is answered");
+                let own_user = self.own_user((self.facts)(), OWN_USER_TIMEOUT);
+                tokio::join!(own_user, self.accept(&socket));
+            }
+        };
+        tokio::select! {
+            () = serve => {}
+            () = stop => {}
+        }
+    }
+
+    async fn accept(self: &Arc<Self>, socket: &ControlSocket) {
+        let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            match socket.listener.accept().await {
+                Ok((stream, _)) => {
+                    let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
+                        continue;
+                    };
+                    let server = Arc::clone(self);
+                    tokio::spawn(async move {
+                        let _slot = slot;
+                        // One that leaves early gets no answer.
+                        let _ = timeout(CONNECTION_TIMEOUT, server.serve(stream)).await;
+                    });
+                }
+                Err(why) => {
+                    warn!(%why, "the control socket cannot accept a connection");
+                    tokio::time::sleep(RETRY_DELAY).await;
+                }
+            }
+        }
+    }
+
+    async fn serve(&self, stream: UnixStream) -> std::io::Result<()> {
+        let credentials = stream.peer_cred().ok();
+        let mut operator = Operator {
+            uid: credentials.map(|peer| peer.uid()),
+            pid: credentials.and_then(|peer| peer.pid()),
+            claimed_name: None,
+        };
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        let most = u64::try_from(MAX_REQUEST_BYTES).unwrap_or(u64::MAX);
+        (&mut stream)
+            .take(most)
+            .read_until(b'\n', &mut line)
+            .await?;
+        let answer = if line.last() != Some(&b'\n') {
+            ControlAnswer::error(format!(
+                "a request is one line of at most {MAX_REQUEST_BYTES} bytes"
+            ))
+        } else {
+            match serde_json::from_slice(&line) {
+                Ok(request) => self.answer(request, &mut operator).await,
+                Err(why) => ControlAnswer::error(format!("not a request: {why}")),
+            }
+        };
+        let mut text = serde_json::to_vec(&answer)?;
+        text.push(b'\n');
+        stream.write_all(&text).await?;
+        stream.shutdown().await
+    }
+
+    async fn answer(&self, request: ControlRequest, operator: &mut Operator) -> ControlAnswer {
+        match request {
+            ControlRequest::List => {
+                let (now, levers) = (Clock.now(), self.levers.in_force());
+                ControlAnswer::Levers {
+                    levers: levers.iter().map(|lever| lever.snapshot(now)).collect(),
+                }
+            }
+            ControlRequest::Pull(pull) => self.pull(*pull, operator).await,
+            ControlRequest::Talkers(query) => {
+                ControlAnswer::Talkers(Box::new(self.talkers.top(&query)))
+            }
+            ControlRequest::Undo { ids, claimed_name } => {
+                if let Err(lines) = set_claimed_name(operator, claimed_name) {
+                    return ControlAnswer::Error { lines };
+                }
+                let (mut levers, mut unknown) = (Vec::new(), Vec::new());
+                for id in ids {
+                    match self.levers.undo(id, operator) {
+                        Some(lever) => levers.push(lever.snapshot(Clock.now())),
+                        None => unknown.push(id),
+                    }
+                }
+                ControlAnswer::Undone { levers, unknown }
+            }
+        }
+    }
+
+    async fn pull(&self, pull: PullRequest, operator: &mut Operator) -> ControlAnswer {
+        let dry_run = pull.dry_run;
+        let facts = (self.facts)();
+        let mut spec = match lever_spec(pull, operator) {
+            Ok(spec) => spec,
+            Err(lines) => return ControlAnswer::Error { lines },
+        };
+        let mut notes = notes(&spec, facts);
+        if spec.spared.is_some() {
+            let own_user = self.own_user(facts, LATE_OWN_USER_TIMEOUT).await;
+            if own_user.is_none() && facts.has_credential {
+                notes.push("weir's own user is not known: it is not spared".to_owned());
+            }
+            let protected = ProtectedRequesters { own_user };
+            let mut named = protected.named_by(&spec.target);
+            if !named.is_empty() {
+                named.push("nothing was done; --force includes them".to_owned());
+                return ControlAnswer::Error { lines: named };
+            }
+            spec.spared = Some(protected);
+        }
+        if dry_run {
+            return ControlAnswer::DryRun {
+                estimate: estimate(&spec.target, &self.talkers),
+                notes,
+            };
+        }
+        let now = Clock.now();
+        match self.levers.pull(now, spec, operator) {
+            Ok(lever) => ControlAnswer::Pulled {
+                lever: Box::new(lever.snapshot(now)),
+                notes,
+            },
+            Err(TooManyLevers) => ControlAnswer::error(format!(
+                "there are {MAX_LEVERS} levers already; undo one first"
+            )),
+        }
+    }
+
+    /// weir's own user, if the API server says it in time. It is asked until it has.
+    async fn own_user(&self, facts: ControlFacts, limit: Duration) -> Option<String> {
+        if !facts.has_credential {
+            return None;
+        }
+        let review = self.own_user.get_or_try_init(async || {
+            let request = RemoteRequest {
+                path: REVIEW_PATH,
+                body: Some(Bytes::from_static(REVIEW_BODY.as_bytes())),
+            };
+            let reply = self.transport.send(request).await.map_err(drop)?;
+            let review: Value = serde_json::from_slice(&reply.body).map_err(drop)?;
+            let name = review.pointer("/status/userInfo/username");
+            name.and_then(Value::as_str).map(str::to_owned).ok_or(())
+        });
+        timeout(limit, review).await.ok()?.ok().cloned()
+    }
+}
+
+/// Waits for a path that another process has: of a weir that hands over, for example. `None` if the
+/// path cannot be used.
+async fn wait_for_socket(config: &ControlConfig) -> Option<ControlSocket> {
+    loop {
+        match ControlSocket::bind(&config.path, !config.is_required) {
+            Ok(socket) => return Some(socket),
+            Err(SocketError::InUse(_)) => tokio::time::sleep(RETRY_DELAY).await,
+            Err(why) => {
+                warn!(%why, "weir ctl is not answered");
+                return None;
+            }
+        }
+    }
+}
+
+/// What a request asks for, without its protection.
+fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, Vec<String>> {
+    let PullRequest {
+        action,
+        qps,
+        in_flight,
+        target,
+        for_ms,
+        reason,
+        claimed_name,
+        force,
+        dry_run: _,
+    } = pull;
+    let mut faults = Vec::new();
+    let mut check = |is_right: bool, fault: &str| {
+        if !is_right {
+            faults.push(fault.to_owned());
+        }
+    };
+    check(!target.is_empty(), "a target names at least one field");
+    let has_few = target.value_count() <= MAX_VALUES;
+    check(
+        has_few,
+        &format!("a target has at most {MAX_VALUES} values"),
+    );
+    let duration = for_ms.map_or(DEFAULT_DURATION, Duration::from_millis);
+    let is_allowed = !duration.is_zero() && duration <= MAX_DURATION;
+    check(is_allowed, "a lever lasts more than 0s and at most 24h0m0s");
+    let is_text = reason.len() <= MAX_REASON_BYTES && !reason.chars().any(char::is_control);
+    check(
+        is_text,
+        &format!("a reason is one line of at most {MAX_REASON_BYTES} bytes"),
+    );
+    let limits = [qps, in_flight];
+    let action = match action {
+        PullAction::Block => {
+            check(limits == [None, None], "a block has no limits");
+            LeverAction::Block
+        }
+        PullAction::Limit => {
+            check(
+                limits != [None, None] && !limits.contains(&Some(0)),
+                "a limit has --qps or --inflight of at least 1, or both; block rejects all",
+            );
+            LeverAction::Limit { qps, in_flight }
+        }
+    };
+    if let Err(more) = set_claimed_name(operator, claimed_name) {
+        faults.extend(more);
+    }
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    Ok(LeverSpec {
+        action,
+        target,
+        duration,
+        reason,
+        pulled_by: operator.to_string(),
+        spared: (!force).then(ProtectedRequesters::default),
+    })
+}
+
+fn set_claimed_name(operator: &mut Operator, claimed: Option<String>) -> Result<(), Vec<String>> {
+    let is_text =
+        |name: &String| name.len() <= MAX_CLAIMED_NAME_BYTES && !name.chars().any(char::is_control);
+    if !claimed.as_ref().is_none_or(is_text) {
+        let fault = format!("a name is one line of at most {MAX_CLAIMED_NAME_BYTES} bytes");
+        return Err(vec![fault]);
+    }
+    operator.claimed_name = claimed;
+    Ok(())
+}
+
+/// What an operator has to know of a lever besides what it does.
+fn notes(spec: &LeverSpec, facts: ControlFacts) -> Vec<String> {
+    let mut notes = Vec::new();
+    if spec.spared.is_some() {
+        notes.push(
+            "spared: system:masters, nodes, the control plane, service accounts of kube-system, weir's own user, and probes \
+             of /livez and /readyz (--force spares nothing)"
+                .to_owned(),
+        );
+    }
+    if !facts.verifies_tokens {
+        notes.push(
+            if spec.target.names_users() {
+                "tokens are not verified: a client with a token matches no user, group or service account; name its address, \
+                 agent or namespace"
+            } else {
+                "tokens are not verified: requesters to spare that send a token are not known, and not spared"
+            }
+            .to_owned(),
+        );
+    }
+    if facts.has_replicas {
+        notes.push("only this weir was reached; each replica has its own levers".to_owned());
+    }
+    notes
+}

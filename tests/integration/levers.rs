@@ -1,0 +1,677 @@
+//! Levers: what an operator blocks and limits through the control socket is in force at once, on
+//! requests that wait as well as on others, and ends by itself.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ::weir::app::App;
+use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
+use ::weir::control::ControlConfig;
+use ::weir::flowcontrol::controller;
+use ::weir::flowcontrol::controller::Enforcement;
+use ::weir::identity::TokenFile;
+use ::weir::limits::watch_starts::MAX_STARTING;
+use ::weir_kubernetes::document;
+use ::weir_limits::throttling::token_bucket::Rate;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+use crate::rate_limits::alice_rule_for_verbs;
+use crate::support::client::{TestCall, TestClient, TestRequest};
+use crate::support::fake_upstream::{Exchange, FakeUpstream};
+use crate::support::process::{ConfigDir, FinishedRun, WeirProcess, required_flags, run};
+use crate::support::weir::{ROOT, Weir, WeirBuilder};
+use crate::support::{HttpVersion, eventually, weir, within};
+
+const LIST: &str = "/api/v1/pods";
+
+const BOB: (&str, &str) = ("authorization", "Bearer bob-token");
+
+const TOKENS: &str = "alice-token,alice,u-alice,dev\nbob-token,bob,u-bob,dev\nroot-token,root,u-root,system:masters\n\
+    builder-token,system:serviceaccount:ci:builder,u-builder,\n";
+
+/// One seat, and a queue for each user of the group.
+const NARROW_MANIFEST: &str = "
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: PriorityLevelConfiguration
+metadata: {name: narrow}
+spec:
+  type: Limited
+  limited:
+    nominalConcurrencyShares: 1
+    lendablePercent: 0
+    borrowingLimitPercent: 0
+    limitResponse: {type: Queue, queuing: {queues: 64, handSize: 1, queueLengthLimit: 1000}}
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {name: devs}
+spec:
+  matchingPrecedence: 50
+  priorityLevelConfiguration: {name: narrow}
+  distinguisherMethod: {type: ByUser}
+  rules:
+  - subjects: [{kind: Group, group: {name: dev}}]
+    resourceRules:
+    - {verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}
+";
+
+const QUEUED: &str = "apiserver_flowcontrol_current_inqueue_requests{flow_schema=\"devs\",priority_level=\"narrow\"}";
+const WATCHES_WAITING: &str = "weir_watch_starts_waiting";
+const LEVERS: &str = "weir_levers{action=\"block\"}";
+const REJECTIONS: &str = "weir_lever_rejections_total{action=\"block\"}";
+
+/// weir with a control socket.
+struct ControlledWeir {
+    weir: Weir,
+    upstream: FakeUpstream,
+    socket: PathBuf,
+    _folder: TempDir,
+}
+
+impl ControlledWeir {
+    async fn start() -> Self {
+        Self::start_with(|builder| builder).await
+    }
+
+    /// With one seat for alice and bob together.
+    async fn narrow() -> Self {
+        Self::start_with(|builder| {
+            let mut errors = document::Diagnostics::default();
+            let nodes = document::parse_all("narrow.yaml", NARROW_MANIFEST, &mut errors);
+            let objects = ::weir_kubernetes::api::flowcontrol::read(&nodes, &mut errors);
+            assert!(!errors.has_errors(), "{errors}");
+            builder.with(|config| {
+                config.admission = AdmissionConfig::Fairness {
+                    config: controller::ControllerConfig {
+                        server_concurrency_limit: 1,
+                        request_timeout: Duration::from_secs(400),
+                        enforcement: Enforcement::Enforce,
+                        consistent_reads_from_cache: true,
+                    },
+                    sources: FlowcontrolConfig::from_objects("test", objects),
+                };
+                config.request_timeout = Duration::from_secs(400);
+            })
+        })
+        .await
+    }
+
+    async fn start_with(build: impl FnOnce(WeirBuilder) -> WeirBuilder) -> Self {
+        let upstream = FakeUpstream::start().await;
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control.sock");
+        let path = socket.clone();
+        let builder = weir::builder(upstream.address).with(|config| {
+            config.identity.tokens = TokenFile::parse(TOKENS).unwrap();
+            config.control = Some(ControlConfig {
+                path,
+                is_required: true,
+            });
+        });
+        Self {
+            weir: build(builder).start().await,
+            upstream,
+            socket,
+            _folder: folder,
+        }
+    }
+
+    async fn control(&self, request: Value) -> Value {
+        control(&self.socket, request).await
+    }
+
+    /// Puts a lever in force, and returns its id.
+    async fn pull(&self, request: Value) -> u64 {
+        let answer = self.control(request).await;
+        assert_eq!(answer["answer"], "pulled", "{answer}");
+        answer["lever"]["id"].as_u64().unwrap()
+    }
+
+    fn alice(&self) -> TestClient {
+        self.weir.alice(HttpVersion::Http2)
+    }
+
+    fn bob(&self) -> TestClient {
+        self.weir.with_authorization(HttpVersion::Http2, BOB)
+    }
+
+    /// A request that has reached the upstream.
+    async fn hold(&mut self, client: &mut TestClient) -> (TestCall, Exchange) {
+        let call = client.send(TestRequest::get(LIST)).await;
+        (call, self.upstream.next_exchange().await)
+    }
+
+    async fn assert_passes(&mut self, client: &mut TestClient) {
+        let (call, exchange) = self.hold(client).await;
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
+}
+
+/// The answer to a line.
+async fn control_line(socket: &Path, line: &[u8]) -> Value {
+    let mut stream = UnixStream::connect(socket).await.unwrap();
+    stream.write_all(line).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    within("an answer", stream.read_to_end(&mut answer))
+        .await
+        .unwrap();
+    serde_json::from_slice(&answer).unwrap()
+}
+
+async fn control(socket: &Path, request: Value) -> Value {
+    control_line(socket, format!("{request}\n").as_bytes()).await
+}
+
+/// A request for a lever.
+fn lever(action: &str, target: Value) -> Value {
+    json!({"command": "pull", "action": action, "target": target})
+}
+
+fn block_alice() -> Value {
+    let mut block = lever("block", json!({"users": ["alice"]}));
+    block["reason"] = "a storm".into();
+    block
+}
+
+/// The lines of an error.
+fn error_lines(answer: &Value) -> String {
+    assert_eq!(answer["answer"], "error", "{answer}");
+    let lines = answer["lines"].as_array().unwrap().iter();
+    let lines: Vec<_> = lines.map(|line| line.as_str().unwrap()).collect();
+    lines.join("\n")
+}
+
+async fn assert_blocked(call: TestCall) {
+    let response = call.response().await;
+    assert_eq!(response.status, 429);
+    let status = response.kube_status();
+    assert_eq!(status.cause, "weir/blocked");
+    assert!(status.message.contains("a storm"), "{}", status.message);
+    let retry_after = response.headers.get("retry-after").unwrap();
+    let seconds: u64 = retry_after.parse().unwrap();
+    assert!((1..=60).contains(&seconds), "{seconds}");
+}
+
+#[tokio::test]
+async fn queued_requests_of_a_blocked_user_are_rejected_and_others_stay() {
+    let mut weir = ControlledWeir::narrow().await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    let first = weir.hold(&mut bob).await;
+    let (mut of_alice, mut of_bob) = (Vec::new(), Vec::new());
+    for _ in 0..8 {
+        of_alice.push(alice.send(TestRequest::get(LIST)).await);
+        of_bob.push(bob.send(TestRequest::get(LIST)).await);
+    }
+    weir.weir.wait_for_metric(QUEUED, 16.0).await;
+    weir.pull(block_alice()).await;
+    for call in of_alice {
+        assert_blocked(call).await;
+    }
+    assert_eq!(weir.weir.metric(QUEUED).await, 8.0);
+    assert_eq!(weir.weir.metric(REJECTIONS).await, 8.0);
+    weir.upstream.assert_no_request();
+    // The seats go on to others.
+    let mut next = first;
+    for call in of_bob {
+        next.1.respond(200, "{}").await;
+        assert_eq!(next.0.response().await.status, 200);
+        next = (call, weir.upstream.next_exchange().await);
+    }
+    assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
+}
+
+#[tokio::test]
+async fn watches_that_wait_for_their_start_are_rejected() {
+    let mut weir = ControlledWeir::narrow().await;
+    let mut alice = weir.alice();
+    let watch = || TestRequest::get("/api/v1/pods?watch=1&resourceVersion=0");
+    let first = alice.send(watch()).await;
+    let _held = weir.upstream.next_exchange().await;
+    let mut waiting = Vec::new();
+    for _ in 0..MAX_STARTING + 8 {
+        waiting.push(alice.send(watch()).await);
+    }
+    weir.weir.wait_for_metric(WATCHES_WAITING, 9.0).await;
+    weir.pull(block_alice()).await;
+    for call in waiting {
+        assert_blocked(call).await;
+    }
+    assert_eq!(weir.weir.metric(WATCHES_WAITING).await, 0.0);
+    assert_eq!(weir.weir.metric(QUEUED).await, 0.0);
+    drop(first);
+}
+
+#[tokio::test]
+async fn a_request_that_a_client_limit_delays_is_rejected() {
+    let lines = "  limitResponse: Delay\n  maxDelay: 1m0s\n";
+    let mut rates = alice_rule_for_verbs("'*'", lines);
+    rates.clients[0].requests = Some(Rate::from_share(0.02, 1.0)); // one in 50 s
+    let mut weir = ControlledWeir::start_with(|builder| builder.rates(rates)).await;
+    let mut alice = weir.alice();
+    weir.assert_passes(&mut alice).await;
+    let delayed = alice.send(TestRequest::get(LIST)).await;
+    // weir answers this one itself, after the one before it.
+    assert_eq!(alice.get("/api/v1/watch").await.status, 500);
+    weir.pull(block_alice()).await;
+    assert_blocked(delayed).await;
+}
+
+#[tokio::test]
+async fn a_request_whose_body_is_awaited_is_rejected() {
+    let weir = ControlledWeir::start().await;
+    let mut alice = weir.alice();
+    let call = alice.send(TestRequest::post(LIST, "{").streamed()).await;
+    // weir answers this one itself, after the one before it.
+    assert_eq!(alice.get("/api/v1/watch").await.status, 500);
+    weir.pull(block_alice()).await;
+    assert_blocked(call).await;
+}
+
+#[tokio::test]
+async fn a_rejection_of_what_waited_is_not_delayed_and_an_early_retry_is() {
+    let mut weir = ControlledWeir::start_with(|builder| {
+        builder
+            .limits(1, 1)
+            .rejection_hold(Duration::from_secs(3600))
+    })
+    .await;
+    let mut alice = weir.alice();
+    let mut waiting = Vec::new();
+    for _ in 0..20 {
+        waiting.push(alice.send(TestRequest::post(LIST, "{").streamed()).await);
+    }
+    assert_eq!(alice.get("/api/v1/watch").await.status, 500);
+    weir.pull(block_alice()).await;
+    for call in waiting {
+        assert_blocked(call).await;
+    }
+    let held = "weir_rejection_holds";
+    assert_eq!(weir.weir.metric(held).await, 0.0);
+    let mut early = Vec::new();
+    for _ in 0..6 {
+        early.push(alice.send(TestRequest::get(LIST)).await);
+    }
+    eventually("a delayed retry", async || {
+        (weir.weir.metric(held).await > 0.0).then_some(())
+    })
+    .await;
+    weir.upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn a_lever_ends_by_itself() {
+    let mut weir = ControlledWeir::start().await;
+    let mut alice = weir.alice();
+    let mut block = block_alice();
+    block["forMs"] = 300.into();
+    weir.pull(block).await;
+    weir.weir.wait_for_metric(LEVERS, 0.0).await;
+    weir.assert_passes(&mut alice).await;
+    let list = weir.control(json!({"command": "list"})).await;
+    assert_eq!(list["levers"], json!([]));
+}
+
+#[tokio::test]
+async fn a_lever_that_is_undone_rejects_nothing_and_a_list_has_the_others() {
+    let mut weir = ControlledWeir::start().await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    let first = weir.pull(block_alice()).await;
+    let mut other = lever("limit", json!({"users": ["bob"], "verbs": ["list"]}));
+    other["inFlight"] = 1.into();
+    other["claimedName"] = "carol".into();
+    let second = weir.pull(other).await;
+    assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
+
+    let held = weir.hold(&mut bob).await;
+    let response = bob.get(LIST).await;
+    assert_eq!(response.kube_status().cause, "weir/lever-limit");
+    assert_eq!(response.headers.get("retry-after"), Some("1"));
+    let list = weir.control(json!({"command": "list"})).await;
+    let levers = list["levers"].as_array().unwrap();
+    let ids: Vec<_> = levers.iter().map(|one| one["id"].as_u64()).collect();
+    assert_eq!(ids, [Some(first), Some(second)]);
+    assert_eq!(levers[0]["target"], "user=alice");
+    assert_eq!(levers[0]["rejected"], 1);
+    assert_eq!(
+        (&levers[1]["inFlight"], &levers[1]["rejected"]),
+        (&1.into(), &1.into())
+    );
+    let by = levers[1]["pulledBy"].as_str().unwrap();
+    let expected = format!("pid {}, as carol", std::process::id());
+    assert!(by.starts_with("uid ") && by.ends_with(&expected), "{by}");
+    let status = weir.weir.get_admin("/status.json").await;
+    let status: Value = serde_json::from_str(status.text()).unwrap();
+    assert_eq!(status["levers"][0]["reason"], "a storm");
+    assert_eq!(status["levers"][1]["qps"], Value::Null);
+    assert_eq!(status["rejections"]["blocked"], 1);
+    assert_eq!(status["rejections"]["lever-limit"], 1);
+
+    held.1.respond(200, "{}").await;
+    assert_eq!(held.0.response().await.status, 200);
+    weir.assert_passes(&mut bob).await;
+    let undo = json!({"command": "undo", "ids": [first, 77]});
+    let undone = weir.control(undo).await;
+    assert_eq!(undone["levers"][0]["id"], first);
+    assert_eq!(undone["unknown"], json!([77]));
+    weir.assert_passes(&mut alice).await;
+}
+
+#[tokio::test]
+async fn a_limit_rejects_what_is_above_its_rate() {
+    let mut weir = ControlledWeir::start().await;
+    let mut alice = weir.alice();
+    let mut limit = lever("limit", json!({"users": ["alice"]}));
+    limit["qps"] = 1.into();
+    weir.pull(limit).await;
+    let mut rejected = None;
+    for _ in 0..1000 {
+        let call = alice.send(TestRequest::get(LIST)).await;
+        let mut call = Box::pin(call.response());
+        tokio::select! {
+            response = &mut call => { rejected = Some(response); break }
+            exchange = weir.upstream.next_exchange() => exchange.respond(200, "{}").await,
+        }
+        assert_eq!(call.await.status, 200);
+    }
+    let status = rejected.expect("a rejection").kube_status();
+    assert_eq!(status.cause, "weir/lever-limit");
+}
+
+#[tokio::test]
+async fn each_protected_target_is_refused_with_its_line_unless_it_is_forced() {
+    let weir = ControlledWeir::start().await;
+    for (target, expected) in [
+        (
+            json!({"groups": ["system:masters"]}),
+            "\"system:masters\" names or covers system:masters",
+        ),
+        (json!({"groups": ["system:nodes"]}), "nodes"),
+        (json!({"users": ["system:node:*"]}), "nodes"),
+        (
+            json!({"users": ["system:kube-controller-manager"]}),
+            "the control plane",
+        ),
+        (
+            json!({"serviceAccounts": ["kube-system:*"]}),
+            "service accounts of kube-system",
+        ),
+        (
+            json!({"groups": ["system:authenticated"]}),
+            "every authenticated user",
+        ),
+        (
+            json!({"groups": ["system:serviceaccounts"]}),
+            "every service account",
+        ),
+        (json!({"users": ["*"]}), "the control plane"),
+        (json!({"users": ["alice", "system:*"]}), "user \"system:*\""),
+    ] {
+        let mut block = lever("block", target);
+        let lines = error_lines(&weir.control(block.clone()).await);
+        assert!(lines.contains(expected), "{lines}");
+        assert!(lines.ends_with("--force includes them"), "{lines}");
+        assert_eq!(weir.weir.metric(LEVERS).await, 0.0);
+        block["force"] = true.into();
+        block["dryRun"] = true.into();
+        assert_eq!(weir.control(block).await["answer"], "dryRun");
+    }
+}
+
+#[tokio::test]
+async fn a_target_without_users_spares_protected_requesters_and_says_so() {
+    let mut weir = ControlledWeir::start().await;
+    let mut root = weir.weir.with_authorization(HttpVersion::Http2, ROOT);
+    let mut alice = weir.alice();
+    let mut block = lever("block", json!({"sources": ["127.0.0.0/8"]}));
+    block["reason"] = "a storm".into();
+    let answer = weir.control(block.clone()).await;
+    let notes = answer["notes"].to_string();
+    assert!(notes.contains("spared: system:masters, nodes"), "{notes}");
+    assert!(notes.contains("tokens are not verified"), "{notes}");
+    assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
+    weir.assert_passes(&mut root).await;
+    let list = weir.control(json!({"command": "list"})).await;
+    assert_eq!(list["levers"][0]["spared"], 1);
+    block["force"] = true.into();
+    weir.pull(block).await;
+    assert_blocked(root.send(TestRequest::get(LIST)).await).await;
+}
+
+#[tokio::test]
+async fn a_client_whose_token_is_not_verified_is_matched_by_agent_and_namespace_only() {
+    let mut weir = ControlledWeir::start().await;
+    let mut stranger = weir
+        .weir
+        .with_authorization(HttpVersion::Http2, ("authorization", "Bearer unknown"));
+    let everyone = lever("block", json!({"groups": ["system:unauthenticated"]}));
+    let answer = weir.control(everyone).await;
+    let notes = answer["notes"].to_string();
+    assert!(
+        notes.contains("matches no user, group or service account"),
+        "{notes}"
+    );
+    weir.assert_passes(&mut stranger).await;
+    let target = json!({"userAgents": ["loader/*"], "namespaces": ["web"]});
+    weir.pull(lever("block", target)).await;
+    weir.assert_passes(&mut stranger).await;
+    let request = TestRequest::get("/api/v1/namespaces/web/pods").header("user-agent", "loader/1");
+    let call = stranger.send(request).await;
+    assert_eq!(call.response().await.kube_status().cause, "weir/blocked");
+}
+
+#[tokio::test]
+async fn a_dry_run_tells_what_top_talkers_know() {
+    let mut weir = ControlledWeir::start().await;
+    let mut alice = weir.alice();
+    for _ in 0..3 {
+        weir.assert_passes(&mut alice).await;
+    }
+    let mut block = lever("block", json!({"users": ["ali*"]}));
+    block["dryRun"] = true.into();
+    let estimate = |answer: &Value| answer["estimate"].clone();
+    eventually("three requests", async || {
+        let told = estimate(&weir.control(block.clone()).await);
+        (told["requests"] == 3 && told["rows"][0]["name"] == "alice").then_some(())
+    })
+    .await;
+    block["target"]["verbs"] = json!(["create"]);
+    let told = estimate(&weir.control(block).await);
+    assert_eq!(
+        (&told["requests"], &told["isAtMost"]),
+        (&0.into(), &true.into())
+    );
+    assert_eq!(weir.weir.metric(LEVERS).await, 0.0);
+    let talkers = json!({"command": "talkers", "by": "user"});
+    let talkers = weir.control(talkers).await;
+    assert_eq!(talkers["rows"][0]["name"], "alice");
+}
+
+#[tokio::test]
+async fn there_are_a_hundred_levers_at_most() {
+    let weir = ControlledWeir::start().await;
+    for _ in 0..100 {
+        weir.pull(block_alice()).await;
+    }
+    assert_eq!(weir.weir.metric(LEVERS).await, 100.0);
+    let lines = error_lines(&weir.control(block_alice()).await);
+    assert!(lines.contains("there are 100 levers already"), "{lines}");
+}
+
+#[tokio::test]
+async fn what_is_no_request_gets_an_answer_that_says_why() {
+    let weir = ControlledWeir::start().await;
+    let with = |field: &str, value: Value| {
+        let mut block = block_alice();
+        block[field] = value;
+        format!("{block}\n")
+    };
+    for (line, expected) in [
+        ("\n".to_owned(), "not a request"),
+        ("{}\n".to_owned(), "missing field `command`"),
+        ("{\"command\":\"drain\"}\n".to_owned(), "unknown variant"),
+        ("{\"command\":\"list\"}".to_owned(), "one line"),
+        ("x".repeat(256 << 10), "one line of at most"),
+        (with("target", json!({})), "at least one field"),
+        (with("target", json!({"users": [""]})), "a value is empty"),
+        (with("target", json!({"user": ["a"]})), "unknown field"),
+        (
+            with("target", json!({"sources": ["10.0.0.0/33"]})),
+            "no address",
+        ),
+        (
+            with("target", json!({"serviceAccounts": ["a"]})),
+            "NAMESPACE:NAME",
+        ),
+        (
+            with("target", json!({"users": vec!["a"; 65]})),
+            "at most 64 values",
+        ),
+        (with("forMs", json!(0)), "at most 24h"),
+        (with("forMs", json!(86_400_001)), "at most 24h"),
+        (with("reason", json!("a\nb")), "one line"),
+        (
+            with("claimedName", json!("a".repeat(200))),
+            "a name is one line",
+        ),
+        (with("qps", json!(1)), "a block has no limits"),
+        (with("action", json!("limit")), "--qps or --inflight"),
+        (with("action", json!("drain")), "unknown variant"),
+    ] {
+        let lines = error_lines(&control_line(&weir.socket, line.as_bytes()).await);
+        assert!(lines.contains(expected), "{expected}: {lines}");
+    }
+    assert_eq!(weir.weir.metric(LEVERS).await, 0.0);
+}
+
+#[tokio::test]
+async fn a_stale_socket_is_replaced_and_neither_another_file_nor_a_socket_that_answers() {
+    let weir = ControlledWeir::start().await;
+    let found = fs::symlink_metadata(&weir.socket).unwrap();
+    assert!(found.file_type().is_socket());
+    assert_eq!(found.permissions().mode() & 0o777, 0o600);
+
+    let start = async |path: &Path| {
+        let path = path.to_owned();
+        let upstream = FakeUpstream::start().await;
+        let config = weir::builder(upstream.address).with(|config| {
+            config.control = Some(ControlConfig {
+                path,
+                is_required: true,
+            });
+        });
+        App::bind(config.into_config()).await
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (stale, other) = (folder.path().join("stale"), folder.path().join("other"));
+    drop(UnixListener::bind(&stale).unwrap()); // its file stays
+    fs::write(&other, "kept").unwrap();
+    let app = start(&stale).await.unwrap();
+    assert!(stale.exists());
+    drop(app);
+    assert!(!stale.exists(), "removed with what has bound it");
+
+    for (path, expected) in [
+        (&other, "is no socket"),
+        (&weir.socket, "another process answers"),
+    ] {
+        let why = start(path).await.err().unwrap().to_string();
+        assert!(why.contains(expected), "{why}");
+    }
+    assert_eq!(fs::read_to_string(&other).unwrap(), "kept");
+    let list = weir.control(json!({"command": "list"})).await;
+    assert_eq!(list["answer"], "levers");
+}
+
+/// Runs `weir ctl` beside a weir.
+async fn ctl(weir: &WeirProcess, arguments: &[&str]) -> FinishedRun {
+    let mut all = vec!["ctl", "--control-socket=control.sock"];
+    all.extend(arguments);
+    run(&weir.files, &all).await
+}
+
+#[tokio::test]
+async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
+    let mut upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    files.write("weir.yaml", "maxRequestsInflight: 10\n");
+    let mut flags = required_flags(upstream.address);
+    flags.extend(
+        [
+            "--config=weir.yaml",
+            "--token-auth-file=tokens.csv",
+            "--control-socket=control.sock",
+        ]
+        .map(str::to_owned),
+    );
+    let mut weir = WeirProcess::start(files, &flags).await;
+    let refused = ctl(&weir, &["block", "--user", "system:node:*"]).await;
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("names or covers nodes"),
+        "{}",
+        refused.stderr
+    );
+    let block = [
+        "block", "--user", "alice", "--reason", "a storm", "--as", "carol",
+    ];
+    let blocked = ctl(&weir, &block).await;
+    assert_eq!(blocked.code, Some(0), "{}", blocked.stderr);
+    let expected = "lever 1 is in force for 10m0s: block user=alice";
+    assert!(blocked.stdout.starts_with(expected), "{}", blocked.stdout);
+    let line = weir.next_log_line("a lever is in force").await;
+    for part in [
+        "id=1",
+        "target=user=alice",
+        "reason=a storm",
+        "uid=",
+        "pid=",
+        "carol",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+
+    weir.files.write("weir.yaml", "maxRequestsInflight: 20\n");
+    weir.wait_for_metric("weir_config_generation", 2.0).await;
+    let mut alice = weir.alice(HttpVersion::Http1);
+    assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
+    let list = ctl(&weir, &["list"]).await;
+    assert!(list.stdout.contains("as carol"), "{}", list.stdout);
+    let seen = ctl(&weir, &["talkers"]).await;
+    assert!(seen.stdout.contains("alice"), "{}", seen.stdout);
+    let undone = ctl(&weir, &["undo", "1", "2"]).await;
+    assert_eq!(undone.code, Some(1));
+    assert!(
+        undone.stdout.contains("lever 1 has ended"),
+        "{}",
+        undone.stdout
+    );
+    assert!(
+        undone.stderr.contains("there is no lever 2"),
+        "{}",
+        undone.stderr
+    );
+    let call = alice.send(TestRequest::get(LIST)).await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+
+    weir.send_signal("TERM").await;
+    assert!(weir.wait_for_exit().await.success());
+    let nobody = ctl(&weir, &["list"]).await;
+    assert_eq!(nobody.code, Some(3), "{}", nobody.stderr);
+    assert!(!weir.files.path().join("control.sock").exists());
+    for wrong in [
+        &["block"][..],
+        &["limit", "--user", "a"],
+        &["block", "--source", "a"],
+    ] {
+        assert_eq!(ctl(&weir, wrong).await.code, Some(2), "{wrong:?}");
+    }
+}

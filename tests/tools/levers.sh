@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# weir ctl in an incident: one user floods a small API server beside another. The top talkers name it, a block rejects all of it
+# at once, also what waits, and the other one is served.
+
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "$0")/lib.sh"
+need awk curl jq wrk
+
+# Requests of the flood at a time: many more than there are seats.
+CONNECTIONS=200
+PODS=/api/v1/namespaces/default/pods
+
+# ctl ARGUMENT...: weir ctl, by the default path of the socket.
+ctl() {
+    "$WEIR" ctl "$@"
+}
+
+# levers: those of the status page's data.
+levers() {
+    curl -sS --max-time 10 "http://$ADMIN/status.json" | jq -c .levers
+}
+
+# waiting: the requests in queues.
+waiting() {
+    curl -sS --max-time 10 "http://$ADMIN/metrics" |
+        awk '/^apiserver_flowcontrol_current_inqueue_requests\{/ {sum += $NF} END {print sum + 0}'
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+many_wait() {
+    (($(waiting) > CONNECTIONS / 4))
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+none_waits() {
+    (($(waiting) == 0))
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+flood_is_first() {
+    ctl talkers --limit 1 | grep -q '^alice '
+}
+
+# flood: its requests never stop.
+flood() {
+    start flood wrk -c "$CONNECTIONS" -t 1 -d 600s -H "$(bearer alice)" "$URL$PODS"
+}
+
+# code USER PATH: of a response.
+code() {
+    get -o "$WORK/body" -w '%{http_code}' -H "$(bearer "$1")" "$2"
+}
+
+# Seats for a few of the flood's requests; the rest is queued.
+playground front --capacity 4 --service-time 50ms --max-requests-inflight 20 --max-mutating-requests-inflight 10
+socket=$XDG_RUNTIME_DIR/weir/control.sock
+check 'only its owner can open the socket' 600 "$(stat -c %a "$socket")"
+check 'there is no lever at the start' 'there is no lever in force' "$(ctl list)"
+
+flood
+check_ok 'the flood waits in queues' within "$LIMIT" many_wait
+check_ok 'weir ctl talkers names it first' within "$LIMIT" flood_is_first
+ctl block --user alice --dry-run >"$WORK/dry-run"
+check_match 'a dry run says what it would hit' 'would have hit [1-9][0-9]* requests.*user +alice' "$(tr '\n' ' ' <"$WORK/dry-run")"
+check 'and does nothing' '[]' "$(levers)"
+check_match 'its victims wait with it' '^(200|429)$' "$(code bob "$PODS")"
+
+began=$(date +%s%N)
+blocked=$(ctl block --user alice --for 5m --reason 'lists in a loop' --as "$SCRIPT")
+check_ok 'no request waits any more' within "$(soon 1)" none_waits
+took=$((($(date +%s%N) - began) / 1000000))
+check_match 'weir says what it does' 'lever 1 is in force for 5m0s: block user=alice' "$blocked"
+if nightly; then check_between 'it took less than half a second, this script included, in ms' 0 500 "$took"; fi
+printf 'from weir ctl to the last request that waits: %s ms\n' "$took"
+check 'the flood gets 429' 429 "$(code alice "$PODS")"
+check 'with the cause' weir/blocked "$(jq -r '.details.causes[0].reason' "$WORK/body")"
+check_match 'and the reason' 'lists in a loop' "$(jq -r .message "$WORK/body")"
+check 'the other user is served' 200 "$(code bob "$PODS")"
+check_match 'the list has it' "^1 +block +user=alice .* as $SCRIPT +lists in a loop" "$(ctl list | tail -n 1)"
+check 'so has the status page' block "$(levers | jq -r '.[0].action')"
+check_match 'and weir status' 'lever: 1 block user=alice' "$("$WEIR" status --admin "http://$ADMIN" || true)"
+check_match 'and the log' "a lever is in force id=1 .*uid=$(id -u) pid=[0-9]+" "$(<"$WORK/front.err")"
+check 'one is in force' 1 "$(metric 'weir_levers{action="block"}')"
+
+check 'a protected target is refused' 1 "$(code=0; ctl block --group system:masters 2>"$WORK/refused" || code=$?; echo "$code")"
+check_match 'with a line that says which' 'system:masters' "$(<"$WORK/refused")"
+check_match 'it ends when it is undone' 'lever 1 has ended' "$(ctl undo 1)"
+check_ok 'and the flood waits again' within "$LIMIT" many_wait
+ctl limit --user 'ali*' --inflight 2 --for 2s >"$WORK/limit"
+check_ok 'a limit rejects what waits, too' within "$LIMIT" none_waits
+check_ok 'and ends by itself' within "$LIMIT" many_wait
+check 'there is no lever at the end' 'there is no lever in force' "$(ctl list)"
+signal flood TERM
+finish flood
+stopped front
+check 'the socket is gone with weir' no "$([[ -e $socket ]] && echo yes || echo no)"
+summary
