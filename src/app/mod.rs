@@ -2,6 +2,7 @@
 //!
 //! The control runtime (this one) accepts connections and serves operators; workers serve clients.
 
+mod access_review;
 mod admin_listeners;
 mod api_server_tasks;
 mod authentication;
@@ -13,7 +14,6 @@ mod lifecycle;
 mod limits;
 mod listener;
 mod observers;
-mod own_reviews;
 mod permanent;
 mod reload;
 mod self_checks;

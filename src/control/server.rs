@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{OnceCell, Semaphore};
@@ -17,7 +15,8 @@ use crate::control::message::{
     ControlAnswer, ControlRequest, MAX_REQUEST_BYTES, PullAction, PullRequest,
 };
 use crate::control::socket::{ControlSocket, SocketError};
-use crate::identity::transport::{ApiTransport, RemoteRequest};
+use crate::identity::self_subject_review;
+use crate::identity::transport::ApiTransport;
 use crate::limits::levers::{Levers, Operator};
 use crate::observe::top_talkers::TopTalkers;
 use weir_base::clock::Clock;
@@ -48,11 +47,6 @@ const MAX_REASON_BYTES: usize = 256;
 
 /// The longest claimed name in bytes.
 const MAX_CLAIMED_NAME_BYTES: usize = 128;
-
-/// The path on which a `SelfSubjectReview` is created (`authentication.k8s.io/v1`).
-const REVIEW_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-
-const REVIEW_BODY: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
 
 /// What the configuration in force says.
 #[derive(Clone, Copy, Debug, Default)]
@@ -245,14 +239,11 @@ impl ControlServer {
             return None;
         }
         let review = self.own_user.get_or_try_init(async || {
-            let request = RemoteRequest {
-                path: REVIEW_PATH,
-                body: Some(Bytes::from_static(REVIEW_BODY.as_bytes())),
-            };
-            let reply = self.transport.send(request).await.map_err(drop)?;
-            let review: Value = serde_json::from_slice(&reply.body).map_err(drop)?;
-            let name = review.pointer("/status/userInfo/username");
-            name.and_then(Value::as_str).map(str::to_owned).ok_or(())
+            let reply = self.transport.send(self_subject_review::request()).await;
+            let user = reply
+                .ok()
+                .and_then(|reply| self_subject_review::user_name(&reply));
+            user.ok_or(())
         });
         timeout(limit, review).await.ok()?.ok().cloned()
     }

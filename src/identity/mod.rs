@@ -20,6 +20,7 @@ pub mod impersonation;
 pub mod jwt;
 pub mod request_header;
 pub mod review_queue;
+pub(crate) mod self_subject_review;
 pub(crate) mod token_hash;
 pub mod tokens;
 pub mod transport;

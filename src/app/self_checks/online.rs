@@ -12,10 +12,10 @@ use tokio::time::timeout;
 
 use crate::app::cluster::server_facts::{VERSION_PATH, git_version};
 use crate::app::limits::ConfiguredLimits;
-use crate::app::own_reviews::{reviewed_user, self_subject_review};
 use crate::app::self_checks::self_access::SelfAccess;
 use crate::config::Config;
 use crate::identity::request_header::IdentityHeaders;
+use crate::identity::self_subject_review;
 use crate::identity::transport::{ApiTransport, RemoteError, RemoteRequest, RemoteResponse};
 use crate::observe::readiness::front_proxy::{
     FrontProxyHealth, FrontProxyProbe, FrontProxyProbeOutcome, REQUIREMENTS,
@@ -242,7 +242,7 @@ async fn check_own_credential(
     if is_anonymous {
         return OwnCredentialResult::None;
     }
-    let review = client.send(self_subject_review()).await;
+    let review = client.send(self_subject_review::request()).await;
     if let Ok(RemoteResponse {
         status: StatusCode::UNAUTHORIZED,
         ..
@@ -251,7 +251,9 @@ async fn check_own_credential(
         return OwnCredentialResult::Unauthorized;
     }
     OwnCredentialResult::Accepted {
-        user: review.ok().and_then(|reply| reviewed_user(&reply)),
+        user: review
+            .ok()
+            .and_then(|reply| self_subject_review::user_name(&reply)),
         missing: access.missing(&*client).await,
     }
 }

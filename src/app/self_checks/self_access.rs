@@ -8,11 +8,10 @@ use std::time::Duration;
 use serde_json::json;
 use tracing::{debug, warn};
 
-use crate::app::own_reviews::{
-    SelfAccessDecision, parse_decision, reviewed_user, self_access_review, self_subject_review,
-};
+use crate::app::access_review::{SelfAccessDecision, parse_decision, self_access_review};
 use crate::config::{AdmissionConfig, Config};
 use crate::flowcontrol::sources::{ClusterResource, rbac_rule};
+use crate::identity::self_subject_review;
 use crate::identity::transport::{ApiTransport, RemoteRequest};
 use weir_kubernetes::api::flowcontrol;
 use weir_kubernetes::document::Severity;
@@ -377,8 +376,10 @@ impl SelfAccess {
 
 /// The user that weir's own credential belongs to; empty if the API server does not say.
 async fn own_user(server: &dyn ApiTransport) -> String {
-    let reply = server.send(self_subject_review()).await;
-    let user = reply.ok().and_then(|reply| reviewed_user(&reply));
+    let reply = server.send(self_subject_review::request()).await;
+    let user = reply
+        .ok()
+        .and_then(|reply| self_subject_review::user_name(&reply));
     user.unwrap_or_default()
 }
 

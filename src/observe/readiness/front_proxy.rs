@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use crate::identity::request_header::IdentityHeaders;
+use crate::identity::self_subject_review;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::forward::server_pools::ServerPools;
@@ -36,13 +37,6 @@ use weir_kubernetes::api::UserInfo;
 /// The user that probes assert. Its only rights are those of `system:authenticated`, which include
 /// creating a `SelfSubjectReview`.
 pub(crate) const PROBE_USER: &str = "weir:front-proxy-probe";
-
-/// The path on which a `SelfSubjectReview` is created (`authentication.k8s.io/v1`, Kubernetes
-/// 1.28).
-pub(crate) const REVIEW_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-
-pub(crate) const REVIEW_BODY: &str =
-    r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
 
 /// What the API server requires of the certificate.
 pub(crate) const REQUIREMENTS: &str = "It must not have expired, be signed by the CA of the API server's --requestheader-client-ca-file, and have a common name that its --requestheader-allowed-names admits";
@@ -297,7 +291,7 @@ impl FrontProxyProbe {
         let json = HeaderValue::from_static("application/json");
         let request = Request::builder()
             .method(Method::POST)
-            .uri(REVIEW_PATH)
+            .uri(self_subject_review::PATH)
             .header(
                 header::USER_AGENT,
                 concat!("weir/", env!("CARGO_PKG_VERSION")),
@@ -324,7 +318,7 @@ impl FrontProxyProbe {
         let Ok(head) = asserted else {
             return FrontProxyProbeOutcome::Unknown("the probe user cannot be written".to_owned());
         };
-        let body = RequestBody::internal(Bytes::from_static(REVIEW_BODY.as_bytes()));
+        let body = RequestBody::internal(Bytes::from_static(self_subject_review::BODY.as_bytes()));
         let mut lease = None;
         let context = SendContext {
             requester: &Requester::default(),

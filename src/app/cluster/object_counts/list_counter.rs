@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 use serde_json::json;
 use tracing::{debug, info};
 
-use crate::app::own_reviews::{SelfAccessDecision, parse_decision, self_access_review};
+use crate::app::access_review::{SelfAccessDecision, parse_decision, self_access_review};
 use crate::flowcontrol::controller::Controller;
 use crate::identity::transport::ApiTransport;
 use crate::upstream::forward::api_server_client::ApiServerClient;

@@ -1,4 +1,4 @@
-//! What weir asks the API server about its own credential: whose it is, and what it may do.
+//! What weir asks the API server about its own credential: what it may do.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -6,7 +6,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::identity::transport::{RemoteRequest, RemoteResponse};
-use crate::observe::readiness::front_proxy::{REVIEW_BODY, REVIEW_PATH};
 
 /// The path of the API server's SelfSubjectAccessReviews.
 const SELF_ACCESS_REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
@@ -57,21 +56,6 @@ pub(super) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
         Some(false) => SelfAccessDecision::Denied,
         None => SelfAccessDecision::NoDecision,
     }
-}
-
-/// The review of whom weir's own credential belongs to.
-pub(super) fn self_subject_review() -> RemoteRequest {
-    RemoteRequest {
-        path: REVIEW_PATH,
-        body: Some(Bytes::from_static(REVIEW_BODY.as_bytes())),
-    }
-}
-
-/// The user in the response to it.
-pub(super) fn reviewed_user(reply: &RemoteResponse) -> Option<String> {
-    let review: Value = serde_json::from_slice(&reply.body).ok()?;
-    let name = review.pointer("/status/userInfo/username")?;
-    name.as_str().map(str::to_owned)
 }
 
 #[cfg(test)]
