@@ -26,9 +26,6 @@ const BUFFER_SIZE: usize = 16 << 10;
 /// Larger writes are not buffered: a copy would cost more than the system call that it saves.
 const LARGE_WRITE: usize = 4 << 10;
 
-/// The size of a read of bytes that are discarded.
-const DISCARD_BUFFER_SIZE: usize = 4 << 10;
-
 /// The side of a stream that HTTP/2 uses.
 #[derive(Debug)]
 pub(crate) struct CoalescingIo<S>(Arc<Mutex<CoalescingState<S>>>);
@@ -88,17 +85,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
         }
     }
 
-    /// Writes `last` after what was written, closes the write side, and discards what arrives until
-    /// the peer closes as well: a connection that is closed before everything was read is reset,
-    /// and the last bytes may be lost. The other side may not write any more. If its last write was
-    /// not accepted, `last` is left out, since it would split a frame.
+    /// Writes `last` after what was written, and closes the write side. The other side may not write
+    /// any more. If its last write was not accepted, `last` is left out, since it would split a frame.
+    ///
+    /// What arrives has to be read until the peer closes as well: a connection that is closed before
+    /// everything was read is reset, and the last bytes may be lost.
     ///
     /// # Errors
     /// The stream fails.
     ///
     /// # Cancel safety
     /// None: `last` may have been written in part.
-    pub(crate) async fn finish(&self, last: &[u8]) -> io::Result<()> {
+    pub(crate) async fn close_write(&self, last: &[u8]) -> io::Result<()> {
         {
             let mut state = self.0.lock();
             if !state.write_blocked {
@@ -110,18 +108,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
             state.check_error()?;
             ready!(state.poll_flush_all(cx))?;
             Pin::new(&mut state.stream).poll_shutdown(cx)
-        })
-        .await?;
-        poll_fn(|cx| {
-            let mut state = self.0.lock();
-            loop {
-                let mut discarded = [0; DISCARD_BUFFER_SIZE];
-                let mut buffer = ReadBuf::new(&mut discarded);
-                ready!(Pin::new(&mut state.stream).poll_read(cx, &mut buffer))?;
-                if buffer.filled().is_empty() {
-                    return Poll::Ready(Ok(()));
-                }
-            }
         })
         .await
     }
@@ -209,6 +195,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingState<S> {
         }
         self.clear_buffer();
         Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+}
+
+/// Reads what the HTTP/2 side does not read any more.
+impl<S: AsyncRead + Unpin> AsyncRead for &CoalescingDriver<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0.lock().stream).poll_read(cx, buffer)
     }
 }
 

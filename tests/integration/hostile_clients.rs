@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 
+use tokio::net::TcpSocket;
+use tokio_rustls::TlsConnector;
+
 use crate::support::client::{TestClient, TestRequest};
 use crate::support::fake_upstream::FakeUpstream;
 use crate::support::raw_http1::RawHttp1;
-use crate::support::raw_http2::RawFrame;
+use crate::support::raw_http2::{RawFrame, RawHttp2};
 use crate::support::weir::{ALICE, Weir};
 use crate::support::{HttpVersion, certificates, eventually, raw_http2, weir};
 
@@ -403,8 +406,7 @@ async fn http2_settings_fit_kube_apiserver_and_its_clients() {
         .alice(HttpVersion::Http2)
         .send(TestRequest::get(LIST))
         .await;
-    let mut server =
-        raw_http2::RawHttp2::server(upstream.accept_trusted(HttpVersion::Http2).await, &[]).await;
+    let mut server = RawHttp2::server(upstream.accept_trusted(HttpVersion::Http2).await, &[]).await;
     let widened = server.next_frame_of_kind(raw_http2::WINDOW_UPDATE).await;
     assert!(
         widened.stream == 0 && widened.u32_at(0) > 8 << 20,
@@ -449,6 +451,54 @@ async fn goaway_chance_makes_clients_reconnect_without_losing_requests() {
         }
     }
     panic!("never asked to connect anew");
+}
+
+/// While it reads, a client sends WINDOW_UPDATE, which must not reset the connection once weir has
+/// written everything.
+#[tokio::test]
+async fn the_last_response_of_a_connection_arrives_whole_however_late_the_client_reads_it() {
+    const BODY: usize = 6 << 20;
+    const INITIAL_WINDOW: u16 = 4;
+    const RECEIVE_BUFFER: u32 = 32 << 10;
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .goaway_chance(1.0)
+        .start()
+        .await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(RECEIVE_BUFFER).unwrap();
+    let tcp = socket.connect(weir.clients).await.unwrap();
+    let tls = certificates::client_tls_config(&[HttpVersion::Http2.alpn()], None);
+    let tls = TlsConnector::from(Arc::new(tls)).connect("127.0.0.1".try_into().unwrap(), tcp);
+    let mut client = RawHttp2::client(Box::new(tls.await.unwrap())).await;
+    let window = u32::try_from(BODY).unwrap();
+    client
+        .send(&RawFrame::settings(&[(INITIAL_WINDOW, window)]))
+        .await;
+    let update = |bytes: u32| RawFrame::new(raw_http2::WINDOW_UPDATE, 0, 0, bytes.to_be_bytes());
+    client.send(&update(window)).await;
+    let head = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", LIST),
+        ALICE,
+    ];
+    client.send(&RawFrame::request(1, &head, true)).await;
+    let exchange = upstream.next_exchange().await;
+    exchange.respond(200, vec![b'x'; BODY]).await;
+    let mut received = 0;
+    while received < BODY {
+        let frame = client.next_frame().await;
+        let frame = frame.unwrap_or_else(|why| panic!("{why:?} after {received} bytes"));
+        if frame.kind == raw_http2::DATA {
+            received += frame.payload.len();
+        }
+        let _ = client.try_send(&update(1)).await; // the end is found by reading
+        // weir is faster than this.
+        assert_eq!(weir.get_admin("/livez").await.status, 200);
+    }
+    client.wait_for_close().await;
 }
 
 #[tokio::test]

@@ -83,7 +83,7 @@ use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::server::settings::{AddressLimit, ListenerSettings};
 use crate::server::{keepalive, proxy_protocol};
-use crate::write_coalescing::coalesce_writes;
+use crate::write_coalescing::{CoalescingDriver, coalesce_writes};
 use weir_base::clock::Clock;
 use weir_base::metrics::GaugeGuard;
 use weir_kubernetes::numeric::{saturating_u64, saturating_usize};
@@ -449,18 +449,26 @@ async fn serve_http2(
     let driven = coalescer.drive(connection.as_mut());
     let first = poll_with_rare_event(pin!(driven), end).await;
     let mut end = match first {
-        FirstReady::Main(result) => return log_connection_error(peer, result),
+        FirstReady::Main(result) => {
+            drop(connection);
+            return Box::pin(finish_http2(peer, result, &coalescer)).await;
+        }
         FirstReady::Rare(end) => end,
     };
     if matches!(end, ClientCloseReason::Idle | ClientCloseReason::Drain) {
         record_close(peer, context, end);
         connection.as_mut().graceful_shutdown();
         let drain_timeout = end.drain_timeout();
-        let draining = pin!(coalescer.drive(connection.as_mut()));
-        let violation = pin!(wait_for_http2_violation(peer, monitors, &requests));
-        let draining = poll_with_rare_event(draining, violation);
-        end = match timeout(drain_timeout, draining).await {
-            Ok(FirstReady::Main(result)) => return log_connection_error(peer, result),
+        let drained = {
+            let draining = pin!(coalescer.drive(connection.as_mut()));
+            let violation = pin!(wait_for_http2_violation(peer, monitors, &requests));
+            timeout(drain_timeout, poll_with_rare_event(draining, violation)).await
+        };
+        end = match drained {
+            Ok(FirstReady::Main(result)) => {
+                drop(connection);
+                return Box::pin(finish_http2(peer, result, &coalescer)).await;
+            }
             Ok(FirstReady::Rare(end)) => end,
             Err(_) => return,
         };
@@ -469,7 +477,29 @@ async fn serve_http2(
     if end != ClientCloseReason::Silence {
         drop(connection);
         let goaway = last_stream.goaway_frame(end.http2_error());
-        let _ = timeout(LINGER_TIMEOUT, coalescer.finish(&goaway)).await;
+        let _ = timeout(LINGER_TIMEOUT, async {
+            if coalescer.close_write(&goaway).await.is_ok() {
+                discard_until_closed(&coalescer).await;
+            }
+        })
+        .await;
+    }
+}
+
+/// Finishes a connection after the library has. A client that still reads the last response sends
+/// WINDOW_UPDATE. One that is not read, or arrives after the close, resets the connection, and the
+/// end of the response is lost.
+async fn finish_http2(
+    peer: &Peer,
+    result: Result<(), hyper::Error>,
+    coalescer: &CoalescingDriver<Http2InspectedStream<TlsStream<TcpIo>>>,
+) {
+    let has_ended_well = result.is_ok();
+    log_connection_error(peer, result);
+    // The library has closed the write side.
+    if has_ended_well && let Ok(Ok(())) = timeout(LINGER_TIMEOUT, coalescer.close_write(&[])).await
+    {
+        discard_until_closed(coalescer).await;
     }
 }
 

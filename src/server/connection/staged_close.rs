@@ -1,5 +1,5 @@
-//! The staged close of an HTTP/1.1 connection on which the client may still be sending (RFC 9112,
-//! 9.6).
+//! The staged close of a connection on which the client may still be sending: a request's body (RFC
+//! 9112, 9.6), or HTTP/2's frames while it reads the last response.
 //!
 //! If a socket is closed while received bytes are unread, the kernel resets the connection. A client
 //! that writes its whole request before it reads then gets a broken pipe instead of the response. So
