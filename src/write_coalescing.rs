@@ -428,8 +428,14 @@ mod tests {
                 far.read_to_end(&mut read).await.unwrap();
                 far.shutdown().await.unwrap();
             };
-            let (finished, ()) = tokio::join!(driver.finish(b"last"), reading);
-            finished.unwrap();
+            let closing = async {
+                driver.close_write(b"last").await.unwrap();
+                let mut unread = Vec::new();
+                (&driver).read_to_end(&mut unread).await.unwrap();
+                unread
+            };
+            let (unread, ()) = tokio::join!(closing, reading);
+            assert_eq!(unread, [4; 10]);
             assert!(read == written, "{blocked}: {}", read.len());
         }
     }
