@@ -4,14 +4,13 @@
 //! listener, which any process of the machine reaches. A connection carries one request, a line of
 //! JSON of bounded length, and one answer. The log has the peer's user and process.
 //!
-//! [`message`] is what is sent, [`socket`] the file, [`server`] what answers; [`estimate`] (pure) tells
-//! what a lever would hit.
+//! [`message`] is what is sent, [`socket`] the file, [`server`] what answers; [`estimate`] (pure) says
+//! what a lever would reject.
 
-mod config;
 pub(crate) mod estimate;
 pub(crate) mod message;
 pub(crate) mod server;
 pub(crate) mod socket;
 
-pub use self::config::ControlConfig;
-pub(crate) use self::config::{RUN_FOLDER, SOCKET_NAME};
+pub use self::socket::ControlConfig;
+pub(crate) use self::socket::{RUN_FOLDER, SOCKET_NAME};

@@ -9,12 +9,11 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::control::config::ControlConfig;
 use crate::control::estimate::estimate;
 use crate::control::message::{
     ControlAnswer, ControlRequest, MAX_REQUEST_BYTES, PullAction, PullRequest,
 };
-use crate::control::socket::{ControlSocket, SocketError};
+use crate::control::socket::{ControlConfig, ControlSocket, SocketError};
 use crate::identity::self_subject_review;
 use crate::identity::transport::ApiTransport;
 use crate::limits::levers::{Levers, Operator};

@@ -478,14 +478,14 @@ async fn a_dry_run_tells_what_top_talkers_know() {
     block["dryRun"] = true.into();
     let estimate = |answer: &Value| answer["estimate"].clone();
     eventually("three requests", async || {
-        let told = estimate(&weir.control(block.clone()).await);
-        (told["requests"] == 3 && told["rows"][0]["name"] == "alice").then_some(())
+        let estimated = estimate(&weir.control(block.clone()).await);
+        (estimated["requests"] == 3 && estimated["rows"][0]["name"] == "alice").then_some(())
     })
     .await;
     block["target"]["verbs"] = json!(["create"]);
-    let told = estimate(&weir.control(block).await);
+    let estimated = estimate(&weir.control(block).await);
     assert_eq!(
-        (&told["requests"], &told["isAtMost"]),
+        (&estimated["requests"], &estimated["isAtMost"]),
         (&0.into(), &true.into())
     );
     assert_eq!(weir.weir.metric(LEVERS).await, 0.0);
@@ -664,8 +664,8 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
 
     weir.send_signal("TERM").await;
     assert!(weir.wait_for_exit().await.success());
-    let nobody = ctl(&weir, &["list"]).await;
-    assert_eq!(nobody.code, Some(3), "{}", nobody.stderr);
+    let unanswered = ctl(&weir, &["list"]).await;
+    assert_eq!(unanswered.code, Some(3), "{}", unanswered.stderr);
     assert!(!weir.files.path().join("control.sock").exists());
     for wrong in [
         &["block"][..],

@@ -244,7 +244,7 @@ async fn missing_permissions_are_logged_at_startup_with_the_role_that_grants_the
             .respond(201, "{\"status\":{\"allowed\":false}}")
             .await;
         if resource == "tokenreviews" {
-            // Once it is known that a right is missing, weir asks whom to give it.
+            // A right is missing: weir asks which user it is, for the command that gives the right.
             let exchange = loop {
                 let exchange = upstream.next_exchange().await;
                 if exchange.request.target == REVIEW {

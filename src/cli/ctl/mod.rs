@@ -39,7 +39,7 @@ enum CtlCommand {
     /// Reject all requests of a target, at once, also those that wait.
     Block(BlockArgs),
     /// Admit only so many requests of a target, all of its clients together.
-    Limit(LimitArgs),
+    Limit(LimitCommand),
     /// List the levers in force.
     List,
     /// List the names that weir has seen, those with most requests first.
@@ -59,7 +59,7 @@ struct BlockArgs {
 
 /// `weir ctl limit`.
 #[derive(Args, Clone, Debug)]
-struct LimitArgs {
+struct LimitCommand {
     /// Requests a second, and as many at once.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), required_unless_present = "inflight")]
     qps: Option<u32>,
@@ -114,7 +114,7 @@ struct TermArgs {
     /// Why. The clients see it, and so do the log and the status page.
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// Your name, for the log. weir also logs the user and the process that it is told by.
+    /// Your name, for the log. weir also logs the user and the process of this command.
     #[arg(long = "as", value_name = "NAME")]
     claimed_name: Option<String>,
     /// Include system:masters, nodes, the control plane, kube-system's service accounts, weir's own user and probes. Without it a

@@ -37,7 +37,7 @@ const CONNECTIONS: usize = 3_000;
 
 /// A request as it is understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
+struct UnderstoodRequest {
     method: String,
     target: String,
     /// Sorted, and without those that only say where the body ends.
@@ -111,7 +111,7 @@ fn is_framing(name: &str) -> bool {
     ["content-length", "transfer-encoding"].contains(&name)
 }
 
-async fn see(request: Request<Incoming>) -> Seen {
+async fn see(request: Request<Incoming>) -> UnderstoodRequest {
     let (head, body) = request.into_parts();
     let fields = head.headers.iter();
     let mut fields: Vec<_> = fields
@@ -119,7 +119,7 @@ async fn see(request: Request<Incoming>) -> Seen {
         .filter(|(name, _)| !is_framing(name))
         .collect();
     fields.sort();
-    Seen {
+    UnderstoodRequest {
         method: head.method.to_string(),
         target: head.uri.to_string(),
         fields,
@@ -137,7 +137,7 @@ async fn see(request: Request<Incoming>) -> Seen {
 async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     monitor: &Arc<HeadMonitor>,
-) -> (Vec<Seen>, End, S) {
+) -> (Vec<UnderstoodRequest>, End, S) {
     let seen = Mutex::new(Vec::new());
     let service = service_fn(|request: Request<Incoming>| {
         monitor.http1_record_request(!request.body().is_end_stream());
@@ -183,7 +183,7 @@ fn parts(bytes: &[u8], lengths: impl IntoIterator<Item = usize>) -> Parts {
     Parts { parts, waited }
 }
 
-async fn serve_inspected(stream: Parts) -> (Vec<Seen>, End) {
+async fn serve_inspected(stream: Parts) -> (Vec<UnderstoodRequest>, End) {
     let monitor = HeadMonitor::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
     let stream = InspectedStream {
         stream,
@@ -237,7 +237,7 @@ impl Model<'_> {
         }
     }
 
-    fn request(&mut self) -> Step<(Seen, bool)> {
+    fn request(&mut self) -> Step<(UnderstoodRequest, bool)> {
         let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
         while let Some(first @ (b'\r' | b'\n')) = self.rest.first().copied() {
             self.rest = &self.rest[1..];
@@ -300,7 +300,7 @@ impl Model<'_> {
         uri: &Uri,
         mut fields: Vec<(String, Vec<u8>)>,
         is_old: bool,
-    ) -> Step<(Seen, bool)> {
+    ) -> Step<(UnderstoodRequest, bool)> {
         let lower = |text: &[u8]| text.to_ascii_lowercase();
         let values = |of: &str| -> Vec<&Vec<u8>> {
             fields
@@ -373,7 +373,7 @@ impl Model<'_> {
         fields.retain(|(name, _)| !is_framing(name));
         fields.sort();
         let target = uri.to_string();
-        let seen = Seen {
+        let seen = UnderstoodRequest {
             method,
             target,
             fields,
@@ -453,7 +453,7 @@ impl Model<'_> {
 }
 
 /// The requests, and the end.
-fn model(bytes: &[u8]) -> (Vec<Seen>, End) {
+fn model(bytes: &[u8]) -> (Vec<UnderstoodRequest>, End) {
     let mut model = Model { rest: bytes };
     let mut seen = Vec::new();
     loop {
@@ -475,7 +475,7 @@ fn model(bytes: &[u8]) -> (Vec<Seen>, End) {
 
 /// Whether both are the same. The library looks at a head that comes in parts once it is whole: that it
 /// is invalid is found earlier if the first part has the fault, and not at all if it never ends.
-fn is_same(found: &(Vec<Seen>, End), whole: &(Vec<Seen>, End)) -> bool {
+fn is_same(found: &(Vec<UnderstoodRequest>, End), whole: &(Vec<UnderstoodRequest>, End)) -> bool {
     let is_either = |end| matches!(end, End::Incomplete | End::Invalid);
     found.0 == whole.0 && (found.1 == whole.1 || is_either(found.1) && whole.1 == End::Invalid)
 }

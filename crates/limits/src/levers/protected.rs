@@ -59,7 +59,7 @@ impl ProtectedRequesters {
 
     fn is_protected(&self, user: &UserInfo) -> bool {
         if user.is_unverified() {
-            return false; // its name and groups are nobody's
+            return false; // weir does not know whose it is
         }
         let mut prefixes = USER_PREFIXES.iter();
         let mut groups = GROUPS.iter();

@@ -182,7 +182,7 @@ fn a_time_is_printed_in_whole_seconds_rounded_up() {
     }
 }
 
-/// What a lever should do, told in the plainest way.
+/// What a lever should do: a plain model.
 struct Model {
     spec: LeverSpec,
     ends_at: Instant,
