@@ -36,8 +36,8 @@ const BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 pub struct AutoTotalConfig {
     /// With --max-requests-inflight=auto: how long an urgent small read may take inside the API server while weir sends it as much
     /// as it admits. weir's total follows from it: it reads the Namespace default five times a second (without credentials
-    /// /livez/ping) while more than half of the total is in use. Three times the time of such a read without load where that is
-    /// more, as in front of a cluster that is far away.
+    /// /livez/ping) while more than half of the total is in use or requests wait for a seat. Three times the time of such a read
+    /// without load where that is more, as in front of a cluster that is far away.
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = parse_positive_duration)]
     pub target_latency: Duration,
     /// With --max-requests-inflight=auto: the share of the API server's own seats that weir's total never exceeds, so that requests
@@ -96,7 +96,7 @@ impl TotalMetrics {
             ),
             probes: registry.histogram(
                 "weir_server_probe_seconds",
-                "How long a small read of weir's own takes inside the API server while more than half of the total is in use, with --max-requests-inflight=auto.",
+                "How long a small read of weir's own takes inside the API server while more than half of the total is in use or requests wait, with --max-requests-inflight=auto.",
                 &BUCKETS,
             ),
         }
@@ -328,6 +328,12 @@ impl TotalFinder {
             self.metrics.probes.observe(time.as_secs_f64());
         }
         let mut state = self.state.lock();
+        // Without load means without that of the other replicas, too.
+        if matches!(signal, TotalSignal::Unloaded(_))
+            && state.others.iter().any(|other| other.is_measured)
+        {
+            return;
+        }
         let Some((auto, _)) = &mut state.auto else {
             return;
         };
@@ -448,6 +454,17 @@ mod tests {
         assert_eq!(in_force(), 85, "the other replicas have load");
         let own = finder.proposal(later).unwrap();
         assert_eq!((own.seats, own.is_measured), (85, false));
+        let target = || finder.found().unwrap().target;
+        let unloaded = TotalSignal::Unloaded(Duration::from_secs(1));
+        finder.record(later, unloaded);
+        assert_eq!(
+            target(),
+            config.target_latency,
+            "the others' load slows the server down"
+        );
+        finder.set_others(later, Vec::new());
+        finder.record(later, unloaded);
+        assert_eq!(target(), Duration::from_secs(3), "it is far away");
         assert_eq!(finder.configure(now, config, false), None);
         assert!(finder.found().is_none() && finder.proposal(now).is_none());
         let warning = finder.warning().unwrap();

@@ -19,7 +19,8 @@ use weir_limits::auto_total::{Overload, TotalSignal};
 /// The interval of probes under load: five for each step of the total.
 const LOADED_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The interval of probes without load.
+/// The interval of probes without load, and how long there must have been none before the first: what a server still works on when
+/// weir starts in a storm, or when a storm has just ended, slows a probe down.
 const UNLOADED_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Longest time of a probe.
@@ -62,14 +63,15 @@ impl LimiterLoad {
         }
     }
 
-    /// More than half of the share is in use.
+    /// More than half of the share is in use, or requests wait: a level whose queues are long may have less than half, as much as it
+    /// may borrow.
     const fn is_loaded(self) -> bool {
-        self.in_use * 2 > self.share
+        self.in_use * 2 > self.share || self.waiting > 0
     }
 
     /// Hardly anything is in use.
     const fn is_unloaded(self) -> bool {
-        self.in_use * 20 <= self.share
+        self.in_use * 20 <= self.share && self.waiting == 0
     }
 }
 
@@ -90,7 +92,7 @@ impl TotalTask {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut probes = FuturesUnordered::new();
         let (mut load, mut overloads) = (LimiterLoad::default(), self.overloads());
-        let mut unloaded_at: Option<Instant> = None;
+        let mut unloaded_from = Clock.now() + UNLOADED_INTERVAL;
         let mut lag = Duration::ZERO;
         loop {
             tokio::select! {
@@ -104,13 +106,13 @@ impl TotalTask {
                     if load.waiting > 0 || load.rejected > before.rejected {
                         self.finder.record_limiting();
                     }
-                    let is_due = |at: Instant| now >= at + UNLOADED_INTERVAL;
-                    let is_unloaded = load.is_unloaded() && unloaded_at.is_none_or(is_due);
-                    if !load.is_loaded() && !is_unloaded {
+                    let is_unloaded = load.is_unloaded();
+                    if is_unloaded && now < unloaded_from {
                         continue;
                     }
-                    if is_unloaded {
-                        unloaded_at = Some(now);
+                    unloaded_from = now + UNLOADED_INTERVAL;
+                    if !load.is_loaded() && !is_unloaded {
+                        continue;
                     }
                     let servers = self.probe.servers();
                     if probes.len() < MAX_PROBES * servers.len() {
@@ -170,19 +172,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_half_of_the_share_in_use_is_load() {
-        let load = |in_use| LimiterLoad {
+    fn more_than_half_of_the_share_in_use_or_a_queue_is_load() {
+        let load = |in_use, waiting| LimiterLoad {
             share: 40,
             in_use,
-            ..LimiterLoad::default()
+            waiting,
+            rejected: 0,
         };
-        assert_eq!(
-            [20, 21].map(|in_use| load(in_use).is_loaded()),
-            [false, true]
-        );
-        assert_eq!(
-            [2, 3].map(|in_use| load(in_use).is_unloaded()),
-            [true, false]
-        );
+        let loads = [(20, 0), (21, 0), (2, 1)].map(|(in_use, waiting)| load(in_use, waiting));
+        assert_eq!(loads.map(LimiterLoad::is_loaded), [false, true, true]);
+        let loads = [(2, 0), (3, 0), (2, 1)].map(|(in_use, waiting)| load(in_use, waiting));
+        assert_eq!(loads.map(LimiterLoad::is_unloaded), [true, false, false]);
     }
 }
