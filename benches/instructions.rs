@@ -43,6 +43,7 @@ use weir::identity::tokens::TokenConfig;
 use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile};
 use weir::limits::abandoned_backlog::AbandonedBacklog;
 use weir::limits::levers::Levers;
+use weir::limits::list_bytes::ListBytes;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
 use weir::limits::watch_starts::WatchStarts;
@@ -250,6 +251,7 @@ fn shared(admission: Admission, registry: &Registry) -> SharedDependencies {
         memory_limit: MemoryLimit::new(0, registry),
         abandoned_backlog: AbandonedBacklog::new(registry),
         levers: Levers::new(registry),
+        list_bytes: ListBytes::new(|| (1, 1), registry),
         watch_starts: WatchStarts::new(registry),
         upgrade_rate: UpgradeRateLimit::new(0, registry),
         head_budget: HeadBudget::new(registry),

@@ -17,6 +17,7 @@ use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::identity::jwt::{JwtIssuer, KeySet};
 use crate::identity::request_header::IdentityHeaders;
+use crate::limits::list_bytes::ListBytesConfig;
 use crate::limits::total_finder::AutoTotalConfig;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::EffectiveConfig;
@@ -63,6 +64,8 @@ pub struct Config {
     pub transfers: TransferConfig,
     /// `--memory-limit` in bytes, or its default; 0 is no limit.
     pub memory_limit: u64,
+    /// The budget of lists.
+    pub list_bytes: ListBytesConfig,
     /// `--object-count-poll-period`; zero disables the polls of the API server.
     pub object_count_poll_period: Duration,
     /// The API server.

@@ -95,6 +95,15 @@ const MIN_MEMORY_LIMIT: u64 = 64 * MEBIBYTE;
 /// Parses a limit of memory: bytes, or a Kubernetes quantity without a fraction (`512Mi`, `1G`). 0
 /// is no limit.
 pub(crate) fn parse_memory_limit(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    if bytes > 0 && bytes < MIN_MEMORY_LIMIT {
+        return Err("it must be at least 64Mi, or 0 for no limit".to_owned());
+    }
+    Ok(bytes)
+}
+
+/// Parses bytes, or a Kubernetes quantity without a fraction (`512Mi`, `1G`).
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     const SUFFIXES: [(&str, u64); 8] = [
         ("Ki", 1 << 10),
         ("Mi", 1 << 20),
@@ -109,15 +118,11 @@ pub(crate) fn parse_memory_limit(text: &str) -> Result<u64, String> {
         .iter()
         .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)))
         .unwrap_or((text, 1));
-    let bytes = number
+    number
         .parse()
         .ok()
         .and_then(|number: u64| number.checked_mul(unit))
-        .ok_or("give it in bytes, or as 512Mi or 1Gi")?;
-    if bytes > 0 && bytes < MIN_MEMORY_LIMIT {
-        return Err("it must be at least 64Mi, or 0 for no limit".to_owned());
-    }
-    Ok(bytes)
+        .ok_or_else(|| "give it in bytes, or as 512Mi or 1Gi".to_owned())
 }
 
 #[cfg(test)]

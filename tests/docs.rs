@@ -25,6 +25,8 @@ use weir::limits::abandoned_backlog::{
     AbandonedBacklog, MAX_EXECUTING, MAX_WAITING, MAX_WAITING_PER_REQUESTER,
 };
 use weir::limits::levers::Levers;
+use weir::limits::list_bytes;
+use weir::limits::list_bytes::ListBytes;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::total_finder::TotalMetrics;
 use weir::limits::upgrade_rate::{
@@ -436,6 +438,14 @@ fn limit_rows() -> Vec<[String; 6]> {
             &[],
         ),
         row(
+            "lists that wait for bytes of the API server (`--max-list-bytes-inflight`)",
+            String::new(),
+            format!("{}", list_bytes::MAX_WAITING_LISTS),
+            "429 (`weir/list-bytes`)",
+            &["weir_list_bytes_waiting"],
+            &[],
+        ),
+        row(
             "requests for another protocol (`Upgrade`) without a proven credential",
             format!(
                 "`--unproven-upgrades-per-second` by address, {UPGRADE_BURST_SECONDS} times as many at once"
@@ -574,6 +584,7 @@ fn the_metrics_page_matches_the_program() {
     let _backlog = AbandonedBacklog::new(&registry);
     let _levers = Levers::new(&registry);
     let _watch_starts = WatchStarts::new(&registry);
+    let _lists = ListBytes::new(|| (1, 1), &registry);
     let _total = TotalMetrics::register(&registry);
     let _memory = MemoryLimit::new(0, &registry);
     let _shares = ConnectionShares::new(&registry);

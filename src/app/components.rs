@@ -161,6 +161,7 @@ impl Components {
         observers.recorder.set_objects(limiter.flowcontrol.clone());
         permanent.rejection_delay.set_config(config.rejections);
         permanent.memory_limit.set_limit(config.memory_limit);
+        permanent.list_bytes.set_budget(config.list_bytes.budget());
         let rates = earlier.map(|earlier| &*earlier.pipeline.rates);
         let upgrades = config.transfers.unproven_upgrades_per_second;
         let pipeline = SharedDependencies {
@@ -179,6 +180,7 @@ impl Components {
             memory_limit: Arc::clone(&permanent.memory_limit),
             abandoned_backlog: Arc::clone(&permanent.abandoned_backlog),
             levers: Arc::clone(&permanent.levers),
+            list_bytes: Arc::clone(&permanent.list_bytes),
             watch_starts: Arc::clone(&permanent.watch_starts),
             head_budget: Arc::clone(&permanent.head_budget),
             request_body_budget: Arc::clone(&permanent.request_body_budget),

@@ -50,9 +50,17 @@ pub(super) struct ConfiguredLimits<'c> {
     pub(super) are_local: bool,
 }
 
+/// What the limits are in front of an API server.
+pub(super) struct LimitsReview {
+    /// What is wrong with the total, as a start would find out.
+    pub(super) warning: Option<String>,
+    /// The memory that the API server uses, in bytes, if it says so.
+    pub(super) server_memory: Option<u64>,
+}
+
 impl ConfiguredLimits<'_> {
-    /// What is wrong with the total in front of this API server, as a start would find out.
-    pub(super) async fn warning(&self, calls: &ApiServerClient) -> Option<String> {
+    /// Compares them with what this API server publishes.
+    pub(super) async fn review(&self, calls: &ApiServerClient) -> LimitsReview {
         let registry = Registry::new();
         let limiters = Arc::new(Limiters::new(&registry));
         let finder = TotalFinder::new(&limiters, &registry);
@@ -65,12 +73,16 @@ impl ConfiguredLimits<'_> {
             }
         };
         let ((metrics, response), servers) = tokio::join!(read_metrics(calls), servers);
-        if let Ok((StatusCode::OK, _)) = response {
+        let is_read = matches!(response, Ok((StatusCode::OK, _)));
+        if is_read {
             finder.record_server(metrics.nominal_seats(), 0);
         }
         if let Some(servers) = servers {
             finder.record_servers(servers);
         }
-        finder.warning()
+        LimitsReview {
+            warning: finder.warning(),
+            server_memory: metrics.resident_memory().filter(|_| is_read),
+        }
     }
 }

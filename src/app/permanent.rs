@@ -12,6 +12,7 @@ use crate::drain::Drain;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::levers::Levers;
 use crate::limits::limiters::Limiters;
+use crate::limits::list_bytes::ListBytes;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::watch_starts::WatchStarts;
 use crate::observe::readiness::config_status::ConfigStatus;
@@ -54,6 +55,7 @@ pub(super) struct Permanent {
     pub(super) abandoned_requests: IntGauge,
     pub(super) abandoned_backlog: Arc<AbandonedBacklog>,
     pub(super) levers: Arc<Levers>,
+    pub(super) list_bytes: Arc<ListBytes>,
     pub(super) watch_starts: Arc<WatchStarts>,
     pub(super) connection_budget: ConnectionBudget,
     pub(super) rejection_responses: Arc<RejectionResponseCache>,
@@ -105,6 +107,10 @@ impl Permanent {
             abandoned_requests: AbandonedRequests::register(registry),
             abandoned_backlog: AbandonedBacklog::new(registry),
             levers: Levers::new(registry),
+            list_bytes: {
+                let limiters = Arc::clone(&limiters);
+                ListBytes::new(move || limiters.part_of_total(), registry)
+            },
             watch_starts: WatchStarts::new(registry),
             connection_budget: ConnectionBudget::new(
                 config.upstream.max_connections,

@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use crate::flowcontrol::controller::{
     AdmissionPermit, Controller, FlowControlDecision, RequestTimes,
 };
+use crate::limits::list_bytes::CountedList;
 use crate::limits::rejection::Rejection;
 use crate::limits::watch_starts::WatchStart;
 use weir_base::clock::Clock;
 use weir_flowcontrol::matching::bypasses_fairness;
-use weir_kubernetes::api::user::GROUP_MASTERS;
+use weir_flowcontrol::work_estimator::depends_on_count;
+use weir_kubernetes::api::user::{GROUP_MASTERS, GROUP_NODES};
 use weir_limits::AdmissionAttributes;
 use weir_limits::levers::LeverPermit;
 use weir_limits::max_in_flight::{InFlightPermit, MaxInFlight};
@@ -71,6 +73,7 @@ impl Admission {
             client_limits: None,
             levers: LeverPermit::default(),
             watch_start: None,
+            list: None,
             forwarded_at: None,
         })
     }
@@ -82,6 +85,24 @@ impl Admission {
         match self {
             Self::Fairness(_) => 0,
             Self::MaxInFlight(_) => 1,
+        }
+    }
+
+    /// The bytes that a list, or the initial events of a watch, is expected to have; 0 if nothing is
+    /// known of them. `None` if it is neither, if it is of a level that serves the control plane, or if
+    /// limits only count.
+    #[must_use]
+    pub(crate) fn expected_list_bytes(&self, attributes: &AdmissionAttributes<'_>) -> Option<u64> {
+        let AdmissionAttributes { info, user, .. } = attributes;
+        if !depends_on_count(info) || bypasses_fairness(info) {
+            return None;
+        }
+        match self {
+            Self::Fairness(controller) => controller.expected_list_bytes(info, user),
+            Self::MaxInFlight(_) => {
+                let is_critical = [GROUP_MASTERS, GROUP_NODES].map(|group| user.in_group(group));
+                (is_critical == [false; 2]).then_some(0)
+            }
         }
     }
 
@@ -120,6 +141,8 @@ pub struct Permit {
     levers: LeverPermit,
     /// The start of a watch, as long as it holds its seats.
     watch_start: Option<Box<WatchStart>>,
+    /// The bytes of a list, as long as the API server works on them.
+    list: Option<Box<CountedList>>,
     /// When the request was forwarded to the upstream.
     forwarded_at: Option<Instant>,
 }
@@ -153,6 +176,18 @@ impl Permit {
     pub(crate) fn with_watch_start(mut self, watch_start: Option<Box<WatchStart>>) -> Self {
         self.watch_start = watch_start;
         self
+    }
+
+    /// Adds a list whose bytes count.
+    #[must_use]
+    pub(crate) fn with_list(mut self, list: Option<Box<CountedList>>) -> Self {
+        self.list = list;
+        self
+    }
+
+    /// The list whose bytes count, if it is one.
+    pub(crate) fn list_mut(&mut self) -> Option<&mut CountedList> {
+        self.list.as_deref_mut()
     }
 
     /// Records the status code of the upstream's response for the client limits.
@@ -198,6 +233,7 @@ impl Permit {
     /// only counted. No effect if it has released them already.
     pub(crate) fn release_watch_seats(&mut self) {
         self.watch_start = None;
+        self.list = None;
         if let Some(ConcurrencyPermit::Seats(admitted)) = &mut self.concurrency {
             admitted.mark_initialized();
         }

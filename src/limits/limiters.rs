@@ -231,6 +231,19 @@ impl Limiters {
         pools
     }
 
+    /// This process' part of the total, and the total.
+    pub(crate) fn part_of_total(&self) -> (u32, u32) {
+        let kept = self.kept.lock();
+        match kept.totals {
+            Some(Totals::Fairness(total)) => (kept.seats(total), total),
+            Some(Totals::MaxInFlight(config)) => {
+                let total = config.read_only.as_number();
+                (kept.slots(config).read_only.as_number(), total)
+            }
+            None => (1, 1),
+        }
+    }
+
     /// This process' part of each total, from now on; `None` for all of it. One request can execute
     /// in any case.
     pub(crate) fn set_shares(&self, now: Instant, shares: Option<[u32; POOLS]>) {

@@ -8,6 +8,7 @@ pub mod abandoned_backlog;
 pub(crate) mod admission;
 pub mod levers;
 pub(crate) mod limiters;
+pub mod list_bytes;
 pub mod memory_limit;
 pub(crate) mod rejection;
 pub mod total_finder;

@@ -15,6 +15,9 @@ pub(crate) const ABANDONED_REQUESTS: &str = "abandoned-requests";
 /// The label of a lever that blocks.
 pub(crate) const BLOCKED: &str = "blocked";
 
+/// The label of the budget of lists.
+pub(crate) const LIST_BYTES: &str = "list-bytes";
+
 /// The label of a lever that limits.
 pub(crate) const LEVER_LIMIT: &str = "lever-limit";
 
@@ -42,6 +45,11 @@ pub enum Rejection {
         lever: LeverRejection,
         /// Whether the request has waited since it was checked before: it is no retry.
         waited: bool,
+    },
+    /// The list has waited too long for the API server to be done with others.
+    ListBytes {
+        /// The `Retry-After` in seconds.
+        retry_after: u32,
     },
     /// The limit of concurrent requests of this kind is reached.
     MaxInFlight(MaxInFlightRejection),
@@ -78,7 +86,7 @@ impl Rejection {
             Self::MaxInFlight(_) => MaxInFlightRejection::RETRY_AFTER,
             Self::AbandonedBacklog => ABANDONED_BACKLOG_RETRY_AFTER,
             Self::MemoryLimit => MEMORY_LIMIT_RETRY_AFTER,
-            Self::UnprovenUpgrade { retry_after } => *retry_after,
+            Self::ListBytes { retry_after } | Self::UnprovenUpgrade { retry_after } => *retry_after,
         }
     }
 
@@ -98,6 +106,7 @@ impl Rejection {
             | Self::EventRateLimit(_)
             | Self::Fairness(_)
             | Self::Lever { .. }
+            | Self::ListBytes { .. }
             | Self::MaxInFlight(_)
             | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => {
@@ -122,6 +131,7 @@ impl Rejection {
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
             | Self::Lever { .. }
+            | Self::ListBytes { .. }
             | Self::MaxInFlight(_)
             | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => None,
@@ -140,6 +150,7 @@ impl Rejection {
                 LeverAction::Block => BLOCKED,
                 LeverAction::Limit { .. } => LEVER_LIMIT,
             },
+            Self::ListBytes { .. } => LIST_BYTES,
             Self::MaxInFlight(_) => "max-in-flight",
             Self::MemoryLimit => MEMORY_LIMIT,
             Self::UnprovenUpgrade { .. } => UNPROVEN_UPGRADES,
@@ -155,6 +166,7 @@ impl Rejection {
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
             | Self::Lever { .. }
+            | Self::ListBytes { .. }
             | Self::MaxInFlight(_)
             | Self::MemoryLimit
             | Self::UnprovenUpgrade { .. } => self.limit_label(),
@@ -170,6 +182,7 @@ impl Rejection {
             Self::EventRateLimit(_) => "events",
             Self::Fairness(rejection) => &rejection.flow_schema().name,
             Self::Lever { lever, .. } => lever.action.label(),
+            Self::ListBytes { .. } => "lists",
             Self::MaxInFlight(rejection) => rejection.kind.label(),
             Self::MemoryLimit => "memory",
             Self::UnprovenUpgrade { .. } => "upgrades",

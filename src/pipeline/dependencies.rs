@@ -17,6 +17,7 @@ use crate::identity::{ImpersonationAuthorizer, RequestAuthenticator};
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::levers::Levers;
+use crate::limits::list_bytes::ListBytes;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::upgrade_rate::{DEFAULT_UPGRADES_PER_SECOND, UpgradeRateLimit};
 use crate::limits::watch_starts::WatchStarts;
@@ -78,6 +79,8 @@ pub struct SharedDependencies {
     pub abandoned_backlog: Arc<AbandonedBacklog>,
     /// What an operator blocks and limits.
     pub levers: Arc<Levers>,
+    /// The lists that the API servers work on.
+    pub list_bytes: Arc<ListBytes>,
     /// The watches that start.
     pub watch_starts: Arc<WatchStarts>,
     /// How often requests without a verified credential may request a protocol upgrade.

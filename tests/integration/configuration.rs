@@ -679,7 +679,7 @@ async fn errors_of_conflicting_settings_have_their_locations_in_the_file() {
     let files = ConfigDir::new();
     files.write(
         "weir.yaml",
-        "workers: 1\nhealthMetrics: true\nclientCaFile: absent.crt\n",
+        "workers: 1\nhealthMetrics: true\nclientCaFile: absent.crt\nmaxListBytesInflight: 10%\n",
     );
     let finished = assert_rejected_with_required_flags(&files, &["--config=weir.yaml"]).await;
     assert_reported(
@@ -687,6 +687,9 @@ async fn errors_of_conflicting_settings_have_their_locations_in_the_file() {
         &[
             &["weir.yaml:2:16: --health-metrics: only together with --health-address"],
             &["weir.yaml:3:15: --client-ca-file: cannot read absent.crt"],
+            &[
+                "weir.yaml:4:23: --max-list-bytes-inflight: a share only together with --api-server-memory",
+            ],
         ],
     );
 }

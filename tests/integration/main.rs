@@ -36,6 +36,7 @@ mod hostile_clients;
 mod invalid_heads;
 mod kubeconfig;
 mod levers;
+mod list_bytes;
 mod logs;
 mod loops;
 mod max_in_flight;

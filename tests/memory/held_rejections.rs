@@ -29,6 +29,7 @@ use weir::flowcontrol::controller::RequestTimes;
 use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile, tokens};
 use weir::limits::abandoned_backlog::AbandonedBacklog;
 use weir::limits::levers::Levers;
+use weir::limits::list_bytes::ListBytes;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
 use weir::limits::watch_starts::WatchStarts;
@@ -173,6 +174,7 @@ async fn full_pipeline() -> FullPipeline {
         memory_limit: MemoryLimit::new(0, &registry),
         abandoned_backlog: AbandonedBacklog::new(&registry),
         levers: Levers::new(&registry),
+        list_bytes: ListBytes::new(|| (1, 1), &registry),
         watch_starts: WatchStarts::new(&registry),
         upgrade_rate: UpgradeRateLimit::new(0, &registry),
         head_budget: HeadBudget::new(&registry),

@@ -12,6 +12,7 @@ mod admission_attributes;
 pub mod auto_total;
 pub mod in_flight;
 pub mod levers;
+pub mod list_bytes;
 pub mod max_in_flight;
 pub mod rate;
 pub mod rejection_hold;

@@ -26,6 +26,9 @@ pub struct PlaygroundSettings {
     /// CPU time that each of the server's own rejections takes on the serving thread. Default:
     /// zero.
     pub rejection_cpu: Duration,
+    /// Bytes of lists that the server can hold while it serves them; with more of them the process
+    /// ends, as one that the kernel ends for want of memory. Default: no limit.
+    pub list_memory_limit: Option<u64>,
     /// Maximum number of concurrent HTTP/2 streams per connection. Default: 100, as in
     /// kube-apiserver.
     pub max_concurrent_streams: u32,
@@ -48,6 +51,7 @@ impl Default for PlaygroundSettings {
             max_in_flight: None,
             service_cpu: Duration::ZERO,
             rejection_cpu: Duration::ZERO,
+            list_memory_limit: None,
             max_concurrent_streams: 100,
             watch_history: 10_000,
             max_recorded_requests: 1_000,

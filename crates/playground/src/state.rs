@@ -12,6 +12,7 @@ use crate::objects::storage::store::{ListScope, Store};
 use crate::objects::strategy;
 use crate::serving::capacity::Capacity;
 use crate::serving::fairness::{Fairness, ObjectError};
+use crate::serving::list_memory::ListMemory;
 use crate::serving::request_log::RequestLog;
 use crate::settings::PlaygroundSettings;
 use crate::status::{StatusCause, StatusError};
@@ -35,6 +36,8 @@ pub(crate) struct ServerState {
     pub(crate) flowcontrol_changes: Mutex<()>,
     /// `None`: a service time of zero.
     pub(crate) capacity: Option<Arc<Capacity>>,
+    /// What lists take while they are served.
+    pub(crate) list_memory: Arc<ListMemory>,
     /// Becomes true when the server stops.
     pub(crate) stopping: watch::Sender<bool>,
 }

@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::self_subject_review;
 use crate::identity::transport::{ApiTransport, RemoteError, RemoteRequest, RemoteResponse};
+use crate::limits::list_bytes::recommended_budget;
 use crate::observe::readiness::front_proxy::{
     FrontProxyHealth, FrontProxyProbe, FrontProxyProbeOutcome, REQUIREMENTS,
 };
@@ -43,6 +44,8 @@ pub(crate) struct OnlineReport {
     pub(crate) findings: Vec<OnlineFinding>,
     /// The API server's version, such as `v1.36.0`.
     pub(crate) server_version: Option<String>,
+    /// The --max-list-bytes-inflight that would suit it, in bytes, if there is none.
+    pub(crate) list_budget: Option<u64>,
     /// The user that weir's own credential belongs to.
     pub user: Option<String>,
 }
@@ -138,21 +141,24 @@ impl OnlineCheck<'_> {
             health: FrontProxyHealth::register(&registry),
             interval: TIME_LIMIT,
         });
-        let total = ConfiguredLimits {
+        let limits = ConfiguredLimits {
             admission: &config.admission,
             finder: config.total_finder,
             is_auto: config.is_auto_total,
             servers: config.upstream.servers.len(),
             are_local: servers.are_local(),
         };
-        let (version, total, own, front_proxy) = tokio::join!(
+        let (version, limits, own, front_proxy) = tokio::join!(
             get(&*client, VERSION_PATH),
-            total.warning(&calls),
+            limits.review(&calls),
             check_own_credential(Arc::clone(&client), &access, is_anonymous),
             async { Some(probe.as_ref()?.probe().await) },
         );
         self.report.server_version = version.ok().and_then(|reply| git_version(&reply));
-        if let Some(text) = total {
+        if config.list_bytes.budget().is_none() {
+            self.report.list_budget = limits.server_memory.map(recommended_budget);
+        }
+        if let Some(text) = limits.warning {
             let flag = "max-requests-inflight";
             self.report.add(Severity::Warning, flag, text);
         }

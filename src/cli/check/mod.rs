@@ -125,6 +125,7 @@ fn check_flags(
         let OnlineReport {
             findings,
             server_version,
+            list_budget,
             user,
         } = ask_api_server(*config, upstream_flag);
         for finding in findings {
@@ -136,6 +137,7 @@ fn check_flags(
         }
         report.api_server = Some(ApiServerSummary {
             version: server_version,
+            list_budget,
             user,
         });
     }

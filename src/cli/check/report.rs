@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::cli::config_resolver::certificates::{CertificateSummary, date};
 use crate::cli::config_resolver::findings::{Finding, Findings};
+use crate::flag_values::MEBIBYTE;
 use weir_kubernetes::encoding::printable::{escape_json, escape_message};
 
 /// How the report is printed.
@@ -45,6 +46,8 @@ pub(crate) struct CheckedFileNames {
 #[derive(Debug)]
 pub(crate) struct ApiServerSummary {
     pub(crate) version: Option<String>,
+    /// The --max-list-bytes-inflight that would suit it, in bytes, if there is none.
+    pub(crate) list_budget: Option<u64>,
     /// The user of weir's own credential.
     pub(crate) user: Option<String>,
 }
@@ -75,13 +78,24 @@ impl CheckReport {
                 date(*not_after)
             ));
         }
-        if let Some(ApiServerSummary { version, user }) = &self.api_server {
+        if let Some(ApiServerSummary {
+            version,
+            list_budget,
+            user,
+        }) = &self.api_server
+        {
             let unknown = || "not known".to_owned();
             lines.push(format!(
                 "API server: version {}; weir's own user {}",
                 version.clone().unwrap_or_else(unknown),
                 user.clone().unwrap_or_else(unknown)
             ));
+            if let Some(budget) = list_budget {
+                lines.push(format!(
+                    "lists: no budget of bytes; a tenth of the memory that the API server uses now is --max-list-bytes-inflight={}Mi",
+                    budget / MEBIBYTE
+                ));
+            }
         }
         if let Some(files) = &self.files {
             let unparsable = match files.unparsable.len() {
@@ -121,6 +135,7 @@ impl CheckReport {
             "apiServer": self.api_server.as_ref().map(|server| json!({
                 "version": server.version,
                 "user": server.user,
+                "suggestedMaxListBytesInflight": server.list_budget,
             })),
             "files": self.files.as_ref().map(|files| json!({
                 "checked": files.checked,
@@ -158,6 +173,7 @@ mod tests {
             }),
             api_server: Some(ApiServerSummary {
                 version: Some("v1.36.0".to_owned()),
+                list_budget: Some(120 * MEBIBYTE + 1),
                 user: None,
             }),
             ..CheckReport::default()
@@ -172,6 +188,7 @@ mod tests {
              error: --flag-1: wrong [configuration]\n\
              serving certificate: for a, ::1; until 1970-01-02T00:00:00Z\n\
              API server: version v1.36.0; weir's own user not known\n\
+             lists: no budget of bytes; a tenth of the memory that the API server uses now is --max-list-bytes-inflight=120Mi\n\
              not valid: 1 error, 1 warning\n"
         );
     }
@@ -196,5 +213,7 @@ mod tests {
             json!({"names": ["a", "::1"], "notAfter": "1970-01-02T00:00:00Z"})
         );
         assert_eq!(json["apiServer"]["version"], "v1.36.0");
+        let budget = &json["apiServer"]["suggestedMaxListBytesInflight"];
+        assert_eq!(budget.as_u64(), Some(120 * MEBIBYTE + 1));
     }
 }

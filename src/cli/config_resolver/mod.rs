@@ -246,6 +246,12 @@ impl FlagResolver {
         let admission = self.resolve_cluster_source(admission, &limits, &upstream, credentials);
         let replicas = self.resolve_replicas(&replicas, credentials);
         self.check_auto_total(&limits, &origin.given);
+        if limits.list_bytes.lacks_memory() {
+            self.add(
+                "max-list-bytes-inflight",
+                "a share only together with --api-server-memory, of which it is one",
+            );
+        }
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
         self.warn_about_idle_settings(&origin.given);
@@ -269,6 +275,7 @@ impl FlagResolver {
             rejections: limits.rejections,
             transfers: limits.transfers,
             memory_limit,
+            list_bytes: limits.list_bytes,
             object_count_poll_period: limits.object_count_poll_period,
             upstream,
             own_credentials,

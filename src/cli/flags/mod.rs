@@ -23,6 +23,7 @@ use crate::cli::flags::shared_limit_args::SharedLimitArgs;
 use crate::config::ShutdownConfig;
 use crate::flag_values::{parse_duration, parse_memory_limit, parse_request_timeout};
 use crate::flowcontrol::controller::Enforcement;
+use crate::limits::list_bytes::ListBytesConfig;
 use crate::limits::total_finder::AutoTotalConfig;
 use crate::pipeline::dependencies::TransferConfig;
 use crate::pipeline::reject::delay::RejectionDelayConfig;
@@ -284,6 +285,9 @@ pub(crate) struct LimitArgs {
     /// How weir finds the total by itself.
     #[command(flatten)]
     pub(crate) auto_total: AutoTotalConfig,
+    /// How many bytes of lists the API servers work on at a time.
+    #[command(flatten)]
+    pub(crate) list_bytes: ListBytesConfig,
     /// With priority and fairness: how often weir reads the number and size of objects from the API server's /metrics, with its own
     /// credentials; 0s turns it off. Without these figures, weir counts what is listed through it by lists of one object (?limit=1),
     /// if it may list, and otherwise by the lists and watches that pass through.

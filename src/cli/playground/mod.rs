@@ -24,7 +24,7 @@ use crate::cli::process::exit::{CommandError, exit_code};
 use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::resolve_and_log;
 use crate::cli::process::{logging, signals};
-use crate::flag_values::parse_duration;
+use crate::flag_values::{parse_bytes, parse_duration};
 use crate::server::acceptor;
 use weir_playground::{
     Certificates, Fairness, ISSUER, PlaygroundServer, PlaygroundSettings, kubeconfig,
@@ -81,6 +81,10 @@ pub(crate) struct ServerArgs {
     /// CPU time that the API server burns for each refusal of its own.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pub(crate) refusal_cpu: Duration,
+    /// Bytes of lists that the API server can hold while it serves them, as 64Mi; beyond it ends, as a process that has no more
+    /// memory. Unlimited if not given.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub(crate) list_memory_limit: Option<u64>,
 }
 
 /// Runs the command.
@@ -154,6 +158,7 @@ fn prepare(args: &ServerArgs) -> Result<PreparedPlayground, CommandError> {
         max_in_flight: args.max_in_flight,
         service_cpu: args.service_cpu,
         rejection_cpu: args.refusal_cpu,
+        list_memory_limit: args.list_memory_limit,
         ..PlaygroundSettings::default()
     };
     let seats = args.apiserver_concurrency_limit;

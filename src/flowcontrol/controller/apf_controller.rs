@@ -30,19 +30,23 @@ use crate::flowcontrol::level::{
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
-use weir_flowcontrol::fairqueuing::longest_queue_wait;
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_flowcontrol::matching::{Matcher, RequestDigest};
 use weir_flowcontrol::work_estimator::object_counts::ObjectCounts;
 use weir_flowcontrol::work_estimator::watch_tracker::WatchTracker;
-use weir_flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
+use weir_flowcontrol::work_estimator::{
+    EstimateContext, ObjectStats, estimate, expected_list_bytes,
+};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::numeric::saturating_u32;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 use weir_limits::in_flight::InFlightMetrics;
 use weir_limits::throttling::log_limiter::LogLimiter;
+
+/// The suggested levels of the control plane and of nodes, besides the exempt ones.
+const CONTROL_PLANE_LEVELS: [&str; 3] = ["leader-election", "node-high", "system"];
 
 /// Routes requests to all priority levels.
 pub struct Controller {
@@ -289,13 +293,7 @@ impl Controller {
     /// the request's arrival, not from the call of [`admit`](Self::admit).
     fn queue_deadline(&self, times: RequestTimes) -> (Instant, Enforcement) {
         let config = **self.config.load();
-        let RequestTimes {
-            arrived, deadline, ..
-        } = times;
-        let time = deadline.map_or(config.request_timeout, |deadline| {
-            deadline.saturating_duration_since(arrived)
-        });
-        let until = arrived + longest_queue_wait(time);
+        let until = times.queue_deadline(config.request_timeout);
         (until, config.enforcement)
     }
 
@@ -305,6 +303,30 @@ impl Controller {
         let snapshot = self.snapshot.load();
         let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
         classification.level.is_exempt()
+    }
+
+    /// The bytes that a list, or the initial events of a watch, is expected to have; 0 if nothing is
+    /// known of them. `None` if its level is exempt or serves the control plane, or if this controller
+    /// only counts.
+    #[must_use]
+    pub(crate) fn expected_list_bytes(
+        &self,
+        info: &RequestInfo<'_>,
+        user: &UserInfo,
+    ) -> Option<u64> {
+        let snapshot = self.snapshot.load();
+        let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
+        let level = route_for(&snapshot, classification.index).level.name();
+        let is_spared = classification.level.is_exempt() || CONTROL_PLANE_LEVELS.contains(&level);
+        if is_spared || self.is_dry_run() {
+            return None;
+        }
+        let context = ControllerContext {
+            controller: self,
+            now: Clock.now(),
+            watches: Cell::new(None),
+        };
+        Some(expected_list_bytes(info, &context))
     }
 
     /// The objects that classify a request, without a seat for it.

@@ -4,6 +4,8 @@ use clap::ValueEnum;
 
 use std::time::{Duration, Instant};
 
+use weir_flowcontrol::fairqueuing::longest_queue_wait;
+
 /// The settings of the controller, besides its objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerConfig {
@@ -31,6 +33,15 @@ pub struct RequestTimes {
 }
 
 impl RequestTimes {
+    /// The end of the longest time in a queue, of a request that may take so long unless it has a
+    /// deadline. The time counts from its arrival.
+    pub(crate) fn queue_deadline(self, request_timeout: Duration) -> Instant {
+        let time = self.deadline.map_or(request_timeout, |deadline| {
+            deadline.saturating_duration_since(self.arrived)
+        });
+        self.arrived + longest_queue_wait(time)
+    }
+
     /// The times of a request that has just arrived and has no deadline.
     #[must_use]
     pub const fn at(now: Instant) -> Self {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::limits::rejection::{
-    ABANDONED_REQUESTS, BLOCKED, LEVER_LIMIT, MEMORY_LIMIT, UNPROVEN_UPGRADES,
+    ABANDONED_REQUESTS, BLOCKED, LEVER_LIMIT, LIST_BYTES, MEMORY_LIMIT, UNPROVEN_UPGRADES,
 };
 use crate::pipeline::reject::rejection::{EVENT_BODIES, LONG_RUNNING_SHARE};
 use crate::pipeline::trace::outcome::RequestOutcome;
@@ -22,7 +22,7 @@ pub(crate) struct OutcomeCounts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
     /// Rejections by rate limits. Priority levels count theirs themselves.
-    by_rate_limit: [(&'static str, AtomicU64); 9],
+    by_rate_limit: [(&'static str, AtomicU64); 10],
 }
 
 impl Default for OutcomeCounts {
@@ -37,6 +37,7 @@ impl Default for OutcomeCounts {
                 "event-rate-limit",
                 EVENT_BODIES,
                 LEVER_LIMIT,
+                LIST_BYTES,
                 LONG_RUNNING_SHARE,
                 MEMORY_LIMIT,
                 UNPROVEN_UPGRADES,

@@ -46,6 +46,10 @@ pub(crate) fn limit_status(rejection: &Rejection) -> Status {
             let message = "too many requests for another protocol (Upgrade) come from this address without a credential that the API server has accepted (--unproven-upgrades-per-second); please try again later";
             ("weir/unproven-upgrades", message.to_owned())
         }
+        Rejection::ListBytes { .. } => {
+            let message = "the API server works on as many bytes of lists as it may (--max-list-bytes-inflight); please try again later, or ask for less: a page (limit), a namespace, a selector";
+            ("weir/list-bytes", message.to_owned())
+        }
         Rejection::MemoryLimit => {
             let message =
                 "weir uses as much memory as it may (--memory-limit); please try again later";

@@ -111,6 +111,9 @@ impl RejectionResponseCache {
             Rejection::Lever { lever, .. } => {
                 HashKey::of(&self.secret, ("lever", lever.id, retry_after))
             }
+            Rejection::ListBytes { retry_after } => {
+                HashKey::of(&self.secret, ("list-bytes", retry_after))
+            }
             Rejection::MemoryLimit => HashKey::of(&self.secret, "memory-limit"),
             Rejection::UnprovenUpgrade { retry_after } => {
                 HashKey::of(&self.secret, ("unproven-upgrade", retry_after))

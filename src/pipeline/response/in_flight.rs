@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http_body::Body;
 
 use crate::drain::DrainGuard;
+use crate::limits::list_bytes::CountedList;
 use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
 use crate::pipeline::connection::request_count::ActiveRequest;
 use crate::pipeline::response::abandoned::InFlightRequest;
@@ -110,6 +111,9 @@ impl ResponseGuard {
 
     fn end_initialization(&mut self, end: InitializationEnd) {
         if end.seats {
+            if let Some(list) = self.counted_list() {
+                list.complete();
+            }
             self.release_watch_seats();
         }
         if end.bookmark {
@@ -118,6 +122,11 @@ impl ResponseGuard {
         if end.observation {
             self.watch = None;
         }
+    }
+
+    /// The list whose bytes count, as long as the API server works on it.
+    fn counted_list(&mut self) -> Option<&mut CountedList> {
+        self.in_flight.as_mut()?.permit_mut()?.list_mut()
     }
 
     fn release_watch_seats(&mut self) {
@@ -145,6 +154,9 @@ impl BodyGuard for Box<ResponseGuard> {
         if let Some(list) = &mut self.list {
             list.feed(data);
         }
+        if let Some(list) = self.counted_list() {
+            list.feed(data);
+        }
     }
 
     fn on_idle(&mut self, cx: &mut Context<'_>) {
@@ -157,6 +169,9 @@ impl BodyGuard for Box<ResponseGuard> {
     fn on_complete(&mut self) {
         let upload = self.upload.as_ref().map(|upload| upload.progress.state());
         let all_sent = upload.is_none_or(|state| state == BodyState::Complete);
+        if let Some(list) = self.counted_list() {
+            list.complete();
+        }
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.complete(all_sent);
         }

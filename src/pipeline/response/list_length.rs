@@ -9,10 +9,10 @@ use std::sync::Arc;
 use http::{HeaderMap, Response, StatusCode, header, request};
 
 use crate::flowcontrol::controller::Controller;
+use crate::limits::list_bytes::BodyLength;
 use weir_flowcontrol::work_estimator::object_counts::{FullList, ListResponse, SizeAccuracy};
 use weir_kubernetes::api::media_type::MediaType;
 use weir_kubernetes::api::watch_frames::InitialEvents;
-use weir_kubernetes::numeric::saturating_u64;
 use weir_kubernetes::request_info::RequestInfo;
 
 /// A list, or a watch that begins with one, whose response is worth observing.
@@ -27,10 +27,7 @@ pub(crate) struct ObservedList {
 pub(crate) struct ListLength {
     list: ObservedList,
     media_type: MediaType,
-    is_compressed: bool,
-    bytes: u64,
-    /// The last four bytes: in gzip, the length before the compression, modulo 2³² (RFC 1952).
-    tail: u32,
+    length: BodyLength,
 }
 
 impl ObservedList {
@@ -51,10 +48,8 @@ impl ObservedList {
     pub(crate) fn length_of<B>(self, response: &Response<B>) -> Option<Box<ListLength>> {
         Some(Box::new(ListLength {
             media_type: media_type(response)?,
-            is_compressed: is_gzip(response.headers())?,
+            length: BodyLength::of_coding(is_gzip(response.headers())?),
             list: self,
-            bytes: 0,
-            tail: 0,
         }))
     }
 
@@ -81,20 +76,12 @@ impl ObservedList {
 impl ListLength {
     /// Counts these bytes.
     pub(crate) fn feed(&mut self, data: &[u8]) {
-        self.bytes = self.bytes.saturating_add(saturating_u64(data.len()));
-        let last = data.len().saturating_sub(size_of::<u32>());
-        for byte in data.iter().skip(last) {
-            self.tail = self.tail >> 8 | u32::from(*byte) << 24;
-        }
+        self.length.feed(data);
     }
 
     /// Records the length at the response's end.
     pub(crate) fn finish(self) {
-        let bytes = if self.is_compressed {
-            self.bytes.max(self.tail.into())
-        } else {
-            self.bytes
-        };
+        let bytes = self.length.uncompressed();
         self.list.record(None, bytes, self.media_type);
     }
 }
@@ -134,7 +121,7 @@ fn media_type<B>(response: &Response<B>) -> Option<MediaType> {
 }
 
 /// Whether the body is compressed with gzip; `None` for any other coding.
-fn is_gzip(headers: &HeaderMap) -> Option<bool> {
+pub(crate) fn is_gzip(headers: &HeaderMap) -> Option<bool> {
     match headers.get(header::CONTENT_ENCODING) {
         None => Some(false),
         Some(coding) if coding.as_bytes().eq_ignore_ascii_case(b"gzip") => Some(true),

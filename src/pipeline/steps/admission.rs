@@ -7,9 +7,11 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
+use crate::flowcontrol::controller::RequestTimes;
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::backlog_holder;
 use crate::limits::levers::LeverCheck;
+use crate::limits::list_bytes::CountedList;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::limits::watch_starts::WatchStart;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
@@ -130,7 +132,8 @@ impl Pipeline {
         let turn = self.wait_for_turn(attributes, received.peer, deadline);
         let waited = turn.await? || waited;
         let (watch_start, waited_to_start) = self.begin_watch(attributes, received.peer).await;
-        let waited = waited || waited_to_start;
+        let (list, waited_for_bytes) = self.begin_list(attributes, received.peer, times).await?;
+        let waited = waited || waited_to_start || waited_for_bytes;
         if self.shared.rates.is_configured() || waited {
             times.now = Clock.now();
             trace.record_admission_start(times.now);
@@ -144,7 +147,8 @@ impl Pipeline {
             .await
             .map_err(RequestRejection::Limit)?
             .with_client_limits(rates.client_permit)
-            .with_watch_start(watch_start);
+            .with_watch_start(watch_start)
+            .with_list(list);
         let admitted_at = Clock.now();
         trace.record_admitted(&permit, admitted_at);
         permit.record_forwarding(admitted_at);
@@ -189,6 +193,31 @@ impl Pipeline {
         // Boxed: most requests do not pay for this memory.
         let (start, waited) = Box::pin(self.shared.watch_starts.begin(holder)).await;
         (Some(Box::new(start)), waited)
+    }
+
+    /// Begins a list, or a watch that begins with one, once there is room for its bytes in the API
+    /// server's memory. Returns it, and whether it waited.
+    async fn begin_list(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        peer: &Peer,
+        times: RequestTimes,
+    ) -> Result<(Option<Box<CountedList>>, bool), RequestRejection> {
+        let (lists, admission) = (&self.shared.list_bytes, &self.shared.admission);
+        if !matches!(attributes.info.verb(), Verb::List | Verb::Watch) || !lists.is_limited() {
+            return Ok((None, false));
+        }
+        let Some(expected) = admission.expected_list_bytes(attributes) else {
+            return Ok((None, false));
+        };
+        let holder = SlotHolder::for_client(attributes.user, peer.source_network());
+        let timeout = self.shared.settings.request_timeout;
+        let deadline = times.queue_deadline(timeout);
+        // Boxed: most requests do not pay for this memory.
+        let begun = Box::pin(lists.begin(holder, attributes.info, expected, deadline)).await;
+        let begun = begun.map_err(RequestRejection::Limit)?;
+        let waited = begun.as_ref().is_some_and(|(_, waited)| *waited);
+        Ok((begun.map(|(list, _)| Box::new(list)), waited))
     }
 
     /// After an outage of all API servers, lets a watch or a list wait for its turn. Returns whether

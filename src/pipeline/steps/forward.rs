@@ -22,7 +22,7 @@ use crate::pipeline::response::deadlines::SlowReader;
 use crate::pipeline::response::explain::set_explain_headers;
 use crate::pipeline::response::guarded::{BodyLifetime, GuardedBody};
 use crate::pipeline::response::in_flight::{MonitoredUpload, ResponseGuard};
-use crate::pipeline::response::list_length::{ListLength, ObservedList};
+use crate::pipeline::response::list_length::{ListLength, ObservedList, is_gzip};
 use crate::pipeline::response::response_reader::ResponseReader;
 use crate::pipeline::response::watch_init::{INITIALIZATION_TIMEOUT, WatchInitialization};
 use crate::pipeline::steps::arrival::RequestDeadline;
@@ -139,6 +139,12 @@ impl Pipeline {
         let head_took = responded_at.saturating_duration_since(in_flight.admitted_at());
         if let Some(permit) = in_flight.permit_mut() {
             permit.record_response(response.status().as_u16());
+            if let Some(list) = permit.list_mut()
+                && response.status() == StatusCode::OK
+                && let Some(is_gzip) = is_gzip(response.headers())
+            {
+                list.measure(is_gzip);
+            }
             self.annotate(response.headers_mut(), permit, trace);
             let list = observed_list.take_if(|_| *subject.info.verb() == Verb::Watch);
             watch = release_at_response(subject.info, &response, list, head_took, permit);

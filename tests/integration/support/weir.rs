@@ -15,6 +15,7 @@ use weir::config::{AdmissionConfig, Config, FlowcontrolConfig};
 use weir::flowcontrol::controller::{ControllerConfig, Enforcement};
 use weir::identity::TokenFile;
 use weir::identity::request_header::IdentityHeaders;
+use weir::limits::list_bytes::ListBytesConfig;
 use weir::limits::total_finder::AutoTotalConfig;
 use weir::observe::admin::zpages::EffectiveConfig;
 use weir::pipeline::dependencies::TransferConfig;
@@ -113,6 +114,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
         },
         transfers: TransferConfig::default(),
         memory_limit: 0,
+        list_bytes: ListBytesConfig::default(),
         object_count_poll_period: Duration::ZERO, // no requests of its own to the upstream
         upstream: upstream::UpstreamConfig {
             servers: vec![server_address(upstream)],

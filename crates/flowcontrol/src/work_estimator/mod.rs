@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use crate::fairqueuing::seats::WorkEstimate;
 use crate::work_estimator::list_query::ListQuery;
+use crate::work_estimator::object_counts::{ASSUMED_OBJECT_SIZE, INFINITE_COUNT};
 use weir_kubernetes::numeric::saturating_u32;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 
@@ -108,40 +109,86 @@ pub fn depends_on_count(info: &RequestInfo<'_>) -> bool {
     *info.verb() == Verb::List || is_watch && ListQuery(info.query()).wants_initial_events()
 }
 
+/// What the API server reads for a list.
+struct ListRead {
+    /// The number of objects.
+    loaded: u64,
+    /// Bytes, if it is known.
+    average_size: Option<u64>,
+    from_cache: bool,
+}
+
+impl ListRead {
+    /// `None` if nothing is known of the resource.
+    fn of(
+        info: &RequestInfo<'_>,
+        limit: Option<u64>,
+        context: &impl EstimateContext,
+    ) -> Option<Self> {
+        let options = ListQuery(info.query());
+        let from_cache = *info.verb() == Verb::Watch
+            || !options.should_delegate_list(limit, || context.consistent_reads_from_cache());
+        let stats = context.object_stats(info.api_group(), info.resource());
+        let ObjectStats::Counted {
+            count,
+            average_size,
+        } = stats
+        else {
+            return None;
+        };
+        let limited = limit.filter(|&limit| limit < count).unwrap_or(count);
+        let loaded = if !info.name().is_empty() {
+            1
+        } else if !from_cache && options.has_selector() {
+            // Storage reads on until it has found enough objects: assumed to be after half of all.
+            limited.max(count / 2)
+        } else {
+            limited
+        };
+        let is_known = average_size > 0 || count == 0;
+        Some(Self {
+            loaded,
+            average_size: is_known.then_some(average_size),
+            from_cache,
+        })
+    }
+}
+
+/// The bytes that the API server is expected to send for a list, or for the initial events of a
+/// watch. Of one namespace they are the same as of each other one. 0 if nothing is known of them.
+pub fn expected_list_bytes(info: &RequestInfo<'_>, context: &impl EstimateContext) -> u64 {
+    let limit = ListQuery(info.query()).decode_integers();
+    let read = limit.map_or(None, |limit| ListRead::of(info, limit, context));
+    let Some(read) = read.filter(|read| read.loaded < INFINITE_COUNT) else {
+        return 0;
+    };
+    let size = read.average_size.unwrap_or(ASSUMED_OBJECT_SIZE);
+    let namespaces = if info.namespace().is_empty() || !info.name().is_empty() {
+        1
+    } else {
+        match context.object_stats(b"", b"namespaces") {
+            ObjectStats::Counted { count, .. } => count.max(1),
+            ObjectStats::NotFound => 1,
+        }
+    };
+    read.loaded.saturating_mul(size) / namespaces
+}
+
 /// `listWorkEstimator.estimate`.
 fn estimate_list(info: &RequestInfo<'_>, max_seats: u32, context: &impl EstimateContext) -> u32 {
     let options = ListQuery(info.query());
     let Ok(limit) = options.decode_integers() else {
         return max_seats; // the request will fail, after an unknown amount of work
     };
-    let is_watch = *info.verb() == Verb::Watch;
-    if is_watch && !options.wants_initial_events() {
+    if *info.verb() == Verb::Watch && !options.wants_initial_events() {
         return MIN_SEATS;
     }
-    let from_cache =
-        is_watch || !options.should_delegate_list(limit, || context.consistent_reads_from_cache());
-    let (count, average_size) = match context.object_stats(info.api_group(), info.resource()) {
-        ObjectStats::Counted {
-            count,
-            average_size: 0,
-        } if count > 0 => (count, MAX_OBJECT_SIZE),
-        ObjectStats::Counted {
-            count,
-            average_size,
-        } => (count, average_size),
-        ObjectStats::NotFound => return MIN_SEATS,
+    let Some(read) = ListRead::of(info, limit, context) else {
+        return MIN_SEATS;
     };
-    let limited = limit.filter(|&limit| limit < count).unwrap_or(count);
-    let loaded = if !info.name().is_empty() {
-        1
-    } else if !from_cache && options.has_selector() {
-        // Storage reads on until it has found enough objects: assumed to be after half of all.
-        limited.max(count / 2)
-    } else {
-        limited
-    };
-    let bytes = loaded.saturating_mul(average_size);
-    let bytes = if from_cache {
+    let size = read.average_size.unwrap_or(MAX_OBJECT_SIZE);
+    let bytes = read.loaded.saturating_mul(size);
+    let bytes = if read.from_cache {
         bytes.min(MAX_BYTES_FROM_CACHE)
     } else {
         bytes

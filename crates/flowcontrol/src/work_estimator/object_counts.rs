@@ -61,10 +61,10 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// The assumed size of an object, in bytes. The estimate of a list whose length was seen is the
 /// same for any value; this one decides about pages. A page of 500 objects, as client-go requests
 /// it, then costs at most as much as the most expensive list from memory (10 seats).
-const ASSUMED_OBJECT_SIZE: u64 = 2000;
+pub(super) const ASSUMED_OBJECT_SIZE: u64 = 2000;
 
 /// The count that kube-apiserver assumes for an unknown one (`workEstimator`: "infinite").
-const INFINITE_COUNT: u64 = 1_000_000_000;
+pub(super) const INFINITE_COUNT: u64 = 1_000_000_000;
 
 /// The counts and sizes of all resources.
 #[derive(Debug, Default)]

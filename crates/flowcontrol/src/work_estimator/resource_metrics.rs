@@ -7,6 +7,7 @@
 //! | `apiserver_resource_size_estimate_bytes{group, resource}` | 1.34 | of all of them together |
 //! | `apiserver_storage_objects{resource}` | gone after 1.36 | the same, by `resource.group` |
 //! | `apiserver_flowcontrol_nominal_limit_seats{priority_level}` | 1.26 | the seats of a level |
+//! | `process_resident_memory_bytes` | | what the server's process uses |
 //!
 //! kube-apiserver's own estimates use these values. Each is -1 where it is unknown. A large server
 //! has tens of MB of metrics. The parser keeps no more than a line that begins like one of these.
@@ -23,12 +24,14 @@ const SIZES_PREFIX: &str = "apiserver_resource_size_estimate_bytes{";
 const STORAGE_OBJECTS_PREFIX: &str = "apiserver_storage_objects{";
 const NOMINAL_SEATS_PREFIX: &str = "apiserver_flowcontrol_nominal_limit_seats{";
 const QUEUED_REQUESTS_PREFIX: &str = "apiserver_flowcontrol_current_inqueue_requests{";
-const PREFIXES: [&str; 5] = [
+const RESIDENT_MEMORY_PREFIX: &str = "process_resident_memory_bytes ";
+const PREFIXES: [&str; 6] = [
     OBJECTS_PREFIX,
     SIZES_PREFIX,
     STORAGE_OBJECTS_PREFIX,
     NOMINAL_SEATS_PREFIX,
     QUEUED_REQUESTS_PREFIX,
+    RESIDENT_MEMORY_PREFIX,
 ];
 
 /// The count and size of one resource by kube-apiserver.
@@ -59,6 +62,7 @@ pub struct ResourceMetrics {
     resources: HashMap<Box<str>, ResourceSeries>,
     nominal_seats: Option<u64>,
     queued_requests: u64,
+    resident_memory: Option<u64>,
     line: Vec<u8>,
     /// Whether the current line is skipped, because it does not begin like one of these.
     skips_line: bool,
@@ -112,6 +116,12 @@ impl ResourceMetrics {
         self.queued_requests
     }
 
+    /// The memory that the server's process uses, in bytes, if it reports that.
+    #[must_use]
+    pub const fn resident_memory(&self) -> Option<u64> {
+        self.resident_memory
+    }
+
     fn feed_line_part(&mut self, part: &[u8]) {
         if self.skips_line {
             return;
@@ -142,6 +152,10 @@ impl ResourceMetrics {
 
     /// `None` if the line is malformed.
     fn parse_line(&mut self, line: &str) -> Option<()> {
+        if let Some(value) = line.strip_prefix(RESIDENT_MEMORY_PREFIX) {
+            self.resident_memory = to_count(value.trim().parse().ok()?);
+            return Some(());
+        }
         let (labels, value) = line.rsplit_once("} ")?;
         let value = value.split_ascii_whitespace().next()?;
         let value: f64 = value.parse().ok()?;
@@ -219,6 +233,7 @@ mod tests {
                     apiserver_flowcontrol_nominal_limit_seats{priority_level=\"system\"} 73\n\
                     apiserver_flowcontrol_nominal_limit_seats{priority_level=\"exempt\"} 0\n\
                     apiserver_flowcontrol_current_limit_seats{priority_level=\"system\"} 99\n\
+                    process_resident_memory_bytes 1.5e+09\n\
                     apiserver_flowcontrol_nominal_limit_seats{priority_level=\"catch-all\"} 1.3e+01\n";
         let mut metrics = ResourceMetrics::default();
         assert_eq!(metrics.nominal_seats(), None);
@@ -227,6 +242,7 @@ mod tests {
         }
         assert_eq!(metrics.nominal_seats(), Some(86));
         assert_eq!(metrics.queued_requests(), 7);
+        assert_eq!(metrics.resident_memory(), Some(1_500_000_000));
     }
 
     const METRICS: &str = r#"# HELP apiserver_resource_objects [ALPHA] Number of stored objects

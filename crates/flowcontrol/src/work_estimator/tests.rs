@@ -287,3 +287,39 @@ fn no_estimate_is_wider_than_allowed_and_none_loses_work() {
         }
     }
 }
+
+#[test]
+fn a_list_is_expected_to_have_the_bytes_of_its_objects() {
+    let expected = |target: &str, fixed: &FixedContext| {
+        let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+        expected_list_bytes(&info, fixed)
+    };
+    let fixed = context();
+    for (target, bytes) in [
+        ("/api/v1/pods", 50_000_000),
+        ("/api/v1/pods?limit=500", 500_000),
+        (
+            "/api/v1/pods?continue=x&limit=500&labelSelector=a",
+            25_000_000,
+        ),
+        ("/api/v1/pods?fieldSelector=metadata.name%3Da", 1_000),
+        ("/api/v1/pods?watch=1&resourceVersion=0", 50_000_000),
+        ("/api/v1/pods?limit=x", 0),
+        // The context has as many namespaces as pods.
+        ("/api/v1/namespaces/a/pods", 1_000),
+    ] {
+        assert_eq!(expected(target, &fixed), bytes, "{target}");
+    }
+    let with = |stats| FixedContext { stats, ..context() };
+    let unknown_size = with(ObjectStats::Counted {
+        count: 3,
+        average_size: 0,
+    });
+    assert_eq!(expected("/api/v1/pods", &unknown_size), 6_000);
+    let infinite = with(ObjectStats::Counted {
+        count: 1_000_000_000,
+        average_size: 0,
+    });
+    assert_eq!(expected("/api/v1/events", &infinite), 0);
+    assert_eq!(expected("/api/v1/pods", &with(ObjectStats::NotFound)), 0);
+}

@@ -8,6 +8,8 @@ pub const GROUP_AUTHENTICATED: &str = "system:authenticated";
 pub const GROUP_UNAUTHENTICATED: &str = "system:unauthenticated";
 /// The group whose requests kube-apiserver serves even when it is overloaded.
 pub const GROUP_MASTERS: &str = "system:masters";
+/// The group of kubelets.
+pub const GROUP_NODES: &str = "system:nodes";
 /// The name of the user of requests without credentials.
 pub const ANONYMOUS: &str = "system:anonymous";
 

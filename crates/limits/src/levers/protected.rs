@@ -4,10 +4,9 @@
 use crate::admission_attributes::AdmissionAttributes;
 use crate::levers::target::{LeverTarget, NamePattern};
 use weir_kubernetes::api::UserInfo;
-use weir_kubernetes::api::user::{GROUP_AUTHENTICATED, GROUP_MASTERS};
+use weir_kubernetes::api::user::{GROUP_AUTHENTICATED, GROUP_MASTERS, GROUP_NODES};
 use weir_kubernetes::request_info::RequestInfo;
 
-const GROUP_NODES: &str = "system:nodes";
 const GROUP_SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const GROUP_KUBE_SYSTEM: &str = "system:serviceaccounts:kube-system";
 

@@ -58,7 +58,11 @@ pub(crate) async fn handle(
         ApiRoute::Metrics => {
             require_read_method(request.method())?;
             let stored = stored_resources(&state.storage.lock());
-            return Ok(response::metrics(&state.request_log.counters(), &stored));
+            return Ok(response::metrics(
+                &state.request_log.counters(),
+                &stored,
+                state.list_memory.resident(),
+            ));
         }
         ApiRoute::Resource(target) => {
             return handle_resource(state, user, target, query, request).await;
@@ -87,6 +91,31 @@ pub(crate) async fn handle(
         | ApiRoute::Resource(_)
         | ApiRoute::UnknownResource => Err(StatusError::no_such_resource()),
     }
+}
+
+/// The bytes of the objects of a list. `None` if the request is none.
+pub(crate) fn listed_bytes(
+    state: &ServerState,
+    route: &ApiRoute,
+    method: &Method,
+    query: &QueryParameters,
+) -> Option<u64> {
+    let ApiRoute::Resource(target) = route else {
+        return None;
+    };
+    let ResourceBackend::Objects(kind) = target.resource.backend else {
+        return None;
+    };
+    if target.verb(method, query) != "list" {
+        return None;
+    }
+    let limit = query.number("limit").ok().flatten();
+    let limit = limit.filter(|limit: &usize| *limit > 0);
+    let bytes = state
+        .storage
+        .lock()
+        .listed_bytes(kind, &target.namespace, limit);
+    u64::try_from(bytes).ok()
 }
 
 /// The number and size of the stored objects of each resource.

@@ -200,6 +200,7 @@ pub(crate) struct StoredResource {
 pub(crate) fn metrics(
     counters: &ServerCounters,
     stored: &[StoredResource],
+    resident_memory: u64,
 ) -> Response<PlaygroundBody> {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let families = [
@@ -241,6 +242,9 @@ pub(crate) fn metrics(
             "playground_responses_total{{code=\"{code}\"}} {count}\n"
         ));
     }
+    text.push_str(&format!(
+        "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes {resident_memory}\n"
+    ));
     let objects = |of: &StoredResource| of.objects.to_string();
     let size = |of: &StoredResource| {
         of.bytes

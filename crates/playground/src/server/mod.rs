@@ -20,6 +20,7 @@ use crate::objects::storage::store::Store;
 use crate::server::connection::handle_connection;
 use crate::serving::capacity::Capacity;
 use crate::serving::fairness::Fairness;
+use crate::serving::list_memory::ListMemory;
 use crate::serving::request_log::{RequestLog, RequestRecord, ReviewRecord, ServerCounters};
 use crate::settings::PlaygroundSettings;
 use crate::state::ServerState;
@@ -107,6 +108,7 @@ impl PlaygroundServer {
             fairness,
             flowcontrol_changes: Mutex::default(),
             capacity,
+            list_memory: ListMemory::new(settings.list_memory_limit),
             stopping: tokio::sync::watch::Sender::new(false),
             settings,
         };

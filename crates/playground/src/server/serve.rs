@@ -135,6 +135,8 @@ async fn admit(
     let Some(mut guard) = state.request_log.begin_request(class, limit) else {
         return reject_request(state, None);
     };
+    guard.held = endpoints::listed_bytes(state, &route, request.method(), &query)
+        .map(|bytes| state.list_memory.hold(bytes));
     // Health checks wait for nothing that other requests hold, as in kube-apiserver.
     if let Some(capacity) = &state.capacity
         && class != ServingClass::Exempt

@@ -3,5 +3,6 @@
 pub(crate) mod capacity;
 pub(crate) mod fairness;
 pub(crate) mod handler_scheduler;
+pub(crate) mod list_memory;
 pub(crate) mod request_log;
 pub(crate) mod response_body;

@@ -4,6 +4,7 @@
 
 use crate::auth::user::ApiUser;
 use crate::serving::fairness::SeatGuard;
+use crate::serving::list_memory::HeldBytes;
 use http::{HeaderMap, Method, Uri};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
@@ -96,6 +97,8 @@ pub(crate) struct RequestGuard {
     pub(super) class: ServingClass,
     /// The seats of priority and fairness.
     pub(crate) seat: Option<SeatGuard>,
+    /// What a list takes in memory.
+    pub(crate) held: Option<HeldBytes>,
 }
 
 /// A handler that continues after its client has disconnected, until dropped.
@@ -179,6 +182,7 @@ impl RequestLog {
             log: Arc::clone(self),
             class,
             seat: None,
+            held: None,
         })
     }
 

@@ -160,6 +160,20 @@ impl Store {
         objects.map(|object| object.json().len()).sum()
     }
 
+    /// The length of the first `limit` objects of a kind in a namespace, or in all if it is empty, in
+    /// bytes.
+    pub(crate) fn listed_bytes(
+        &self,
+        kind: ObjectKind,
+        namespace: &str,
+        limit: Option<usize>,
+    ) -> usize {
+        let objects = self.collection(kind).objects.values();
+        let listed = objects.filter(|object| namespace.is_empty() || object.namespace == namespace);
+        let listed = listed.take(limit.unwrap_or(usize::MAX));
+        listed.map(|object| object.json().len()).sum()
+    }
+
     /// Stores `value` at the next version, whether or not the object exists. Returns `None`,
     /// without a change, if `value` is not an object with metadata.
     pub(crate) fn put(&mut self, kind: ObjectKind, value: Value) -> Option<Arc<StoredObject>> {
