@@ -44,7 +44,8 @@ fronting weir
 check 'half of its memory is the budget' $((32 << 20)) "$(metric weir_list_bytes_limit)"
 within "$LIMIT" logged_or_ended weir "seats are estimated by the API server's own object counts" || die 'no object counts'
 
-start reads wrk --latency -c 4 -t 1 -d 600s -H "$(bearer bob)" "$URL/api/v1/namespaces/default"
+# 40 clients of 200 ms each: 200 reads a second.
+start reads wrk --latency -c 40 -t 1 -d 600s -H "$(bearer bob)" "$URL/api/v1/namespaces/default"
 list_all alice &
 listing=$!
 check_ok 'lists wait for bytes' within "$LIMIT" lists_wait
