@@ -46,6 +46,15 @@ pub struct AutoTotalConfig {
     pub server_limit_share: f64,
 }
 
+impl AutoTotalConfig {
+    /// The greatest total in front of servers with so many seats of their own, by default as many as
+    /// kube-apiserver has.
+    pub(crate) fn greatest_total(self, server_seats: Option<u64>) -> u32 {
+        let seats = saturating_u32(server_seats.unwrap_or(DEFAULT_SERVER_SEATS));
+        share_of(seats, self.server_limit_share)
+    }
+}
+
 impl Default for AutoTotalConfig {
     fn default() -> Self {
         flag_values::defaults()
@@ -149,9 +158,9 @@ impl State {
 
     /// The least and the greatest total.
     fn bounds(&self, config: AutoTotalConfig) -> (u32, u32) {
-        let seats = saturating_u32(self.server_seats().unwrap_or(DEFAULT_SERVER_SEATS));
+        let most = config.greatest_total(self.server_seats());
         let least = self.levels.saturating_mul(LEAST_SEATS_OF_LEVEL).max(1);
-        (least, share_of(seats, config.server_limit_share).max(least))
+        (least, most.max(least))
     }
 }
 

@@ -30,6 +30,7 @@ pub(super) fn policies(name: &str, seats: u32) -> ReplayedPolicies {
             request_timeout: Duration::from_secs(60),
         },
         rejection_hold: Duration::from_secs(1),
+        auto_total: None,
     }
 }
 

@@ -54,6 +54,7 @@ pub fn with_total(
 ) -> ReplayedPolicies {
     let mut policies = ReplayedPolicies {
         name,
+        auto_total: None,
         ..policies.clone()
     };
     match &mut policies.limits.concurrency {

@@ -179,6 +179,37 @@ pub struct RunReport {
     /// requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub closed_loop: Option<ClosedLoopReport>,
+    /// The total that was found. `None` if it was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_total: Option<AutoTotalReport>,
+}
+
+/// A total that was found as the proxy finds it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct AutoTotalReport {
+    /// The least total, in seats.
+    pub least: u32,
+    /// The greatest.
+    pub greatest: u32,
+    /// That at the end.
+    pub last: u32,
+    /// How often it changed.
+    pub changes: u64,
+    /// What an urgent small read might take, in milliseconds.
+    pub target_ms: f64,
+    /// The changes by more than a fifth, which the proxy would log: the first 1,000.
+    pub large_changes: Vec<TotalChangeReport>,
+}
+
+/// A change of a total that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct TotalChangeReport {
+    /// Seconds since the first arrival.
+    pub at_s: f64,
+    /// The total from then on, in seats.
+    pub seats: u32,
+    /// Why, in words.
+    pub reason: &'static str,
 }
 
 /// What closed-loop clients sent later than in the record, because they waited for earlier requests.

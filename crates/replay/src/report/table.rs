@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use crate::report::model::{
-    Change, ChangesReport, ClosedLoopReport, GroupReport, GroupsReport, InputReport, ModelReport,
-    Report, RunReport,
+    AutoTotalReport, Change, ChangesReport, ClosedLoopReport, GroupReport, GroupsReport,
+    InputReport, ModelReport, Report, RunReport,
 };
 use weir_base::columns;
 use weir_kubernetes::encoding::printable::escape;
@@ -190,6 +190,39 @@ fn write_run(text: &mut String, run: &RunReport) {
     }
     if let Some(delays) = run.closed_loop {
         write_delays(text, delays);
+    }
+    if let Some(total) = &run.auto_total {
+        write_auto_total(text, total);
+    }
+}
+
+fn write_auto_total(text: &mut String, total: &AutoTotalReport) {
+    let AutoTotalReport {
+        least,
+        greatest,
+        last,
+        changes,
+        target_ms,
+        ref large_changes,
+    } = *total;
+    let target = shown(target_ms);
+    let _ = write!(
+        text,
+        "\ntotal found for small reads of {target} ms: {least} to {greatest} seats, {last} at the end, {changes} changes\n"
+    );
+    for change in large_changes.iter().take(MAX_ROWS) {
+        let at = shown(change.at_s);
+        line(
+            text,
+            &format!("  at {at} s: {} seats, {}", change.seats, change.reason),
+        );
+    }
+    let more = large_changes.len().saturating_sub(MAX_ROWS);
+    if more > 0 {
+        line(
+            text,
+            &format!("  and {more} more changes by more than a fifth"),
+        );
     }
 }
 

@@ -250,6 +250,9 @@ impl Simulation {
         let service_ns = match attempt.request.service_ns.get() {
             Some(recorded) if attempt.number == 0 => {
                 self.service.observe(info, recorded);
+                if let Some(total) = &mut self.auto_total {
+                    total.observe(info, recorded);
+                }
                 recorded
             }
             Some(recorded) => recorded,

@@ -10,6 +10,7 @@ use slab::Slab;
 
 use super::agenda::SimTime;
 use super::agenda::{Agenda, Turn};
+use super::auto_total::SimTotal;
 use super::limits::level::Started;
 use super::limits::limiter::{Epoch, Limiter};
 use super::limits::rates::SimRates;
@@ -49,6 +50,8 @@ pub struct Simulation {
     pub(super) now: SimTime,
     pub(super) agenda: Agenda<Planned>,
     pub(super) next_adjustment: SimTime,
+    /// `None`: the total is that of the limits.
+    pub(super) auto_total: Option<SimTotal>,
     /// When the record began, if the log is one.
     recorded_start_us: Option<i64>,
     /// The time to the second adjustment; of the others it is [`ADJUSTMENT_PERIOD_NS`].
@@ -100,6 +103,7 @@ impl Simulation {
             recorded_start_us: None,
             first_period_ns: ADJUSTMENT_PERIOD_NS,
             next_adjustment: SimTime(0), // the controller adjusts when it starts
+            auto_total: None,
             idle_adjustments: 0,
             table: Arc::clone(table),
             clients: Vec::new(),
@@ -121,6 +125,9 @@ impl Simulation {
             malformed: 0,
             left_out_retries: 0,
         };
+        if let (Some(policy), Some(_)) = (policies.auto_total, model.capacity) {
+            simulation.begin_auto_total(policy);
+        }
         simulation.record_all_levels();
         simulation
     }
@@ -216,8 +223,13 @@ impl Simulation {
         loop {
             let next = self.next_end().unwrap_or((SimTime(u64::MAX), Turn::Arrive));
             let adjustment = (self.next_adjustment, Turn::Adjust);
-            if next.min(adjustment) > (until, Turn::Arrive) {
+            let probe = (self.next_probe(), Turn::Adjust);
+            if next.min(adjustment).min(probe) > (until, Turn::Arrive) {
                 return;
+            }
+            if probe < next && probe < adjustment {
+                self.probe(next.min(adjustment).0.min(until));
+                continue;
             }
             if adjustment < next {
                 self.adjust(next.0.min(until));
@@ -253,6 +265,10 @@ impl Simulation {
 
     fn adjust_seats(&mut self) {
         self.limiter.adjust(self.epoch.instant(self.now));
+        self.dispatch_all_started();
+    }
+
+    pub(super) fn dispatch_all_started(&mut self) {
         for level in 0..self.limiter.level_count() {
             self.dispatch_started(level);
         }

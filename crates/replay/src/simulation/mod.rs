@@ -13,6 +13,7 @@
 
 mod agenda;
 mod arrivals;
+mod auto_total;
 #[cfg(test)]
 mod closed_loop_tests;
 mod departures;
@@ -21,6 +22,7 @@ mod limits;
 pub mod measure;
 pub mod model;
 pub mod outcome;
+mod probes;
 mod requests;
 mod service;
 mod statistics;
@@ -35,7 +37,7 @@ use crate::clients::ClientTable;
 use crate::logged::LogItem;
 
 pub use self::engine::Simulation;
-pub use self::model::{ReplayModel, ReplayedPolicies};
+pub use self::model::{AutoTotalPolicy, ReplayModel, ReplayedPolicies};
 pub use self::outcome::SimulationOutcome;
 pub use self::statistics::measured::Measured;
 

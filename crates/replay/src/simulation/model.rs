@@ -13,6 +13,18 @@ pub struct ReplayedPolicies {
     pub limits: ExplainedPolicies,
     /// `--rejection-hold`.
     pub rejection_hold: Duration,
+    /// How the total is found, with priority and fairness and a capacity. `None`: it is that of the
+    /// limits.
+    pub auto_total: Option<AutoTotalPolicy>,
+}
+
+/// How the total is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AutoTotalPolicy {
+    /// What an urgent small read may take inside the API server: `--target-latency`.
+    pub target: Duration,
+    /// The greatest total, in seats.
+    pub most: u32,
 }
 
 /// The assumptions of a simulation.

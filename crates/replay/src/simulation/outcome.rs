@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::auto_total::SimTotal;
 use super::engine::Simulation;
 use super::limits::limiter::Limiter;
 use super::statistics::groups::GroupTable;
@@ -82,6 +83,7 @@ impl Simulation {
             levels: self.levels(),
             series: self.series_report(),
             closed_loop: self.closed_loop_report(),
+            auto_total: self.auto_total.as_ref().map(SimTotal::report),
         };
         SimulationOutcome {
             run,

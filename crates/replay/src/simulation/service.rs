@@ -136,13 +136,23 @@ impl SharedProcessor {
         self.updated_at = self.updated_at.max(now);
     }
 
+    /// The speed of each request, if there were so many more.
     #[expect(
         clippy::as_conversions,
         clippy::cast_precision_loss,
         reason = "a number of requests"
     )]
+    fn speed_with(&self, more: usize) -> f64 {
+        (self.at_full_speed / (self.ends.len() + more).max(1) as f64).min(1.0)
+    }
+
+    /// By how much one more request would take longer than at full speed.
+    pub(super) fn slowdown(&self) -> f64 {
+        self.speed_with(1).recip()
+    }
+
     fn speed(&self) -> f64 {
-        (self.at_full_speed / self.ends.len().max(1) as f64).min(1.0)
+        self.speed_with(0)
     }
 }
 

@@ -31,6 +31,7 @@ fn policies(concurrency: ConcurrencyPolicy) -> ReplayedPolicies {
             request_timeout: Duration::from_secs(60),
         },
         rejection_hold: Duration::from_secs(1),
+        auto_total: None,
     }
 }
 

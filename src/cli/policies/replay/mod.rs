@@ -34,7 +34,7 @@ use weir_replay::report::model::Report;
 use weir_replay::report::{html, table};
 use weir_replay::run::replay;
 use weir_replay::simulation::model::ClientBehaviour;
-use weir_replay::simulation::{ReplayModel, ReplayedPolicies};
+use weir_replay::simulation::{AutoTotalPolicy, ReplayModel, ReplayedPolicies};
 
 /// The longest window. More would not fit into memory.
 const MAX_WINDOW: Duration = Duration::from_secs(3600);
@@ -71,7 +71,7 @@ struct ReplayOptions {
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_scale)]
     service_time_scale: f64,
     /// Let the API server work on so many requests at full speed at a time, and slow down with more. Without it, requests take the
-    /// recorded time, however many there are.
+    /// recorded time, however many there are. With it, --max-requests-inflight=auto (the default) finds the total as weir does.
     #[arg(long, value_name = "N", value_parser = parse_capacity)]
     capacity: Option<f64>,
     /// Sort arrivals within this time. A log is written when requests end: a request that took longer is replayed late.
@@ -205,10 +205,16 @@ fn replayed_policies(name: String, serve: &ServeArgs) -> Result<ReplayedPolicies
              the built-in ones: export the cluster's, and name them there"
         );
     }
+    let limits = &serve.proxy.limits;
+    let auto_total = limits.is_auto_total().then(|| AutoTotalPolicy {
+        target: limits.auto_total.target_latency,
+        most: limits.auto_total.greatest_total(None),
+    });
     Ok(ReplayedPolicies {
         name,
         limits: resolve::resolve_policies_and_log(serve)?,
-        rejection_hold: serve.proxy.limits.rejections.rejection_hold,
+        rejection_hold: limits.rejections.rejection_hold,
+        auto_total,
     })
 }
 

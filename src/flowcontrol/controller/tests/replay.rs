@@ -63,6 +63,7 @@ impl TestLog {
                 request_timeout: Duration::from_secs(60),
             },
             rejection_hold: Duration::from_secs(1),
+            auto_total: None,
         };
         let before = i64::try_from(before.as_micros()).unwrap();
         let at_us = self.items[0].at_us() - before;

@@ -4,6 +4,7 @@ mod examples;
 mod model;
 mod randomized;
 mod simulation;
+mod small_beside_large;
 
 use std::time::{Duration, Instant};
 

@@ -77,6 +77,7 @@ fn run(policies: &str, rejected: u64) -> RunReport {
             levels: levels.map(level_series).into(),
         },
         closed_loop: None,
+        auto_total: None,
     }
 }
 

@@ -11,12 +11,14 @@ use super::level::SimLevel;
 use super::list_sizes::ListSizes;
 use weir_flowcontrol::concurrency::demand::DemandPeriod;
 use weir_flowcontrol::concurrency::{ConcurrencyLimits, LevelSeats};
+use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_flowcontrol::matching::{Matcher, RequestDigest};
 use weir_flowcontrol::work_estimator::watch_tracker::{Registration, WatchTracker};
 use weir_flowcontrol::work_estimator::{EstimateContext, ObjectStats, estimate};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::Object;
+use weir_kubernetes::numeric::saturating_u32;
 use weir_kubernetes::request_info::RequestInfo;
 
 /// The most flows that a report distinguishes.
@@ -113,6 +115,32 @@ impl SimFairness {
             .concurrency
             .adjust(|_| periods.next().unwrap_or(NO_DEMAND));
         self.apply_limits(now);
+    }
+
+    /// Changes the seats of all levels together.
+    pub(crate) fn resize(&mut self, now: Instant, server_concurrency_limit: u32) {
+        // As for `configure`.
+        let _ = self.concurrency.resize(server_concurrency_limit);
+        self.apply_limits(now);
+    }
+
+    /// The levels that are not exempt.
+    pub(crate) fn limited_levels(&self) -> u32 {
+        saturating_u32(self.limited().count())
+    }
+
+    /// The seats that are occupied, and the requests that wait for some. Exempt levels do not count.
+    pub(crate) fn seat_use(&self) -> (u64, usize) {
+        let loads = self.limited().map(SimLevel::load);
+        loads.fold((0, 0), |(in_use, waiting), load| {
+            (in_use + load.seats_in_use, waiting + load.requests_waiting)
+        })
+    }
+
+    fn limited(&self) -> impl Iterator<Item = &SimLevel> {
+        let levels = self.levels.iter().zip(self.matcher.levels());
+        let limited = levels.filter(|(_, level)| level.spec.queuing != Queuing::Exempt);
+        limited.map(|(level, _)| level)
     }
 
     fn apply_limits(&mut self, now: Instant) {

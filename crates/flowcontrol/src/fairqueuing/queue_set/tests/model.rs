@@ -27,13 +27,17 @@ pub(super) struct ModelRequest {
 }
 
 struct ModelQueue {
-    /// Never reused, so that it stays valid when another queue is removed.
+    /// Never reused, so that it stays valid when another queue is removed. Ascending.
     id: usize,
     next_dispatch_r: u64,
+    /// Those of its requests that are not removed, in order of arrival.
+    requests: Vec<usize>,
 }
 
 pub(super) struct QueueSetModel {
     pub(super) requests: Vec<ModelRequest>,
+    /// Those of the requests that are not removed.
+    present: Vec<usize>,
     queues: Vec<ModelQueue>,
     next_id: usize,
     pub(super) queuing: Queuing,
@@ -79,6 +83,7 @@ impl QueueSetModel {
     pub(super) fn new(queuing: Queuing, limit: u32) -> Self {
         let mut model = Self {
             requests: Vec::new(),
+            present: Vec::new(),
             queues: Vec::new(),
             next_id: 0,
             queuing,
@@ -121,6 +126,7 @@ impl QueueSetModel {
                 self.rejected += 1;
                 return Err(RejectReason::ConcurrencyLimit);
             }
+            self.present.push(self.requests.len());
             self.requests.push(request);
             self.execute(self.requests.len() - 1);
             return Ok(self.requests.len() - 1);
@@ -134,7 +140,8 @@ impl QueueSetModel {
             .find(|&&q| self.work_waiting(q) == least)
             .unwrap();
         let identity = self.queues[queue].id;
-        if self.seats_in_use() >= self.limit && self.waiting(identity).len() >= queue_length_limit {
+        if self.seats_in_use() >= self.limit && self.waiting(identity).count() >= queue_length_limit
+        {
             self.rejected += 1;
             return Err(RejectReason::QueueFull);
         }
@@ -142,6 +149,8 @@ impl QueueSetModel {
             self.queues[queue].next_dispatch_r = self.r;
         }
         request.queue = Some(identity);
+        self.queues[queue].requests.push(self.requests.len());
+        self.present.push(self.requests.len());
         self.requests.push(request);
         self.bound(identity);
         self.dispatch();
@@ -150,7 +159,7 @@ impl QueueSetModel {
 
     pub(super) fn eject(&mut self, now: Duration, id: usize) {
         self.sync(now);
-        self.requests[id].state = ModelRequestState::Removed;
+        self.remove(id);
         self.rejected += 1;
         self.cancelled += 1;
         self.bound(self.requests[id].queue.unwrap());
@@ -196,10 +205,10 @@ impl QueueSetModel {
     }
 
     pub(super) fn totals(&self) -> QueueSetTotals {
-        let count = |state| self.requests.iter().filter(|r| r.state == state).count();
+        let present = || self.present.iter().map(|&id| &self.requests[id]);
+        let count = |state| present().filter(|r| r.state == state).count();
         let seats = |state| {
-            self.requests
-                .iter()
+            present()
                 .filter(|r| r.state == state)
                 .map(ModelRequest::seats)
                 .sum::<u64>()
@@ -208,7 +217,7 @@ impl QueueSetModel {
             requests_waiting: count(ModelRequestState::Waiting),
             seats_waiting: seats(ModelRequestState::Waiting),
             requests_executing: count(ModelRequestState::Executing),
-            seats_in_use: seats(ModelRequestState::Executing) + seats(ModelRequestState::Lingering),
+            seats_in_use: self.seats_in_use(),
             dispatched: self.dispatched,
             rejected: self.rejected,
             cancelled: self.cancelled,
@@ -217,7 +226,7 @@ impl QueueSetModel {
 
     pub(super) fn queues(&self) -> Vec<QueueDump> {
         let dump = |(index, queue): (usize, &ModelQueue)| {
-            let waiting = self.waiting(queue.id);
+            let waiting: Vec<usize> = self.waiting(queue.id).collect();
             let sum = |of: fn(&ModelRequest) -> u64| {
                 waiting.iter().map(|&id| of(&self.requests[id])).sum()
             };
@@ -249,7 +258,7 @@ impl QueueSetModel {
             .iter()
             .map(|q| {
                 let waiting = self.waiting(q.id);
-                let seats: u64 = waiting.iter().map(|&id| self.requests[id].seats()).sum();
+                let seats: u64 = waiting.map(|id| self.requests[id].seats()).sum();
                 seats + self.seats_in_use_of(q.id)
             })
             .sum();
@@ -293,18 +302,13 @@ impl QueueSetModel {
     }
 
     fn dispatch(&mut self) {
-        while self
-            .requests
-            .iter()
-            .any(|r| r.state == ModelRequestState::Waiting)
-            && self.seats_in_use() < self.limit
-        {
+        while self.any_waiting() && self.seats_in_use() < self.limit {
             let count = i64::try_from(self.queues.len()).unwrap();
             let mut best: Option<(u64, i64, usize)> = None;
             for _ in 0..count {
                 self.robin = (self.robin + 1) % count;
                 let queue = &self.queues[usize::try_from(self.robin).unwrap()];
-                let Some(&oldest) = self.waiting(queue.id).first() else {
+                let Some(oldest) = self.waiting(queue.id).next() else {
                     continue;
                 };
                 let finish = queue
@@ -346,8 +350,17 @@ impl QueueSetModel {
         self.started.push(id);
     }
 
-    fn release_seats(&mut self, id: usize) {
+    fn remove(&mut self, id: usize) {
         self.requests[id].state = ModelRequestState::Removed;
+        self.present.retain(|&other| other != id);
+        let of_queue = self.requests[id].queue;
+        for queue in self.queues.iter_mut().filter(|q| Some(q.id) == of_queue) {
+            queue.requests.retain(|&other| other != id);
+        }
+    }
+
+    fn release_seats(&mut self, id: usize) {
+        self.remove(id);
         let Some(identity) = self.requests[id].queue else {
             return;
         };
@@ -376,13 +389,14 @@ impl QueueSetModel {
             self.queues.push(ModelQueue {
                 id: self.next_id,
                 next_dispatch_r: 0,
+                requests: Vec::new(),
             });
             self.next_id += 1;
         }
     }
 
     fn bound(&mut self, identity: usize) {
-        let Some(&oldest) = self.waiting(identity).first() else {
+        let Some(oldest) = self.waiting(identity).next() else {
             return;
         };
         let arrival_r = self.requests[oldest].arrival_r;
@@ -401,46 +415,48 @@ impl QueueSetModel {
     }
 
     fn seats_in_use(&self) -> u64 {
-        self.totals().seats_in_use
-    }
-
-    fn work_waiting(&self, queue: usize) -> u64 {
-        let waiting = self.waiting(self.queues[queue].id);
-        waiting.iter().map(|&id| self.requests[id].total_work).sum()
-    }
-
-    /// In order of arrival.
-    fn waiting(&self, identity: usize) -> Vec<usize> {
-        let in_line =
-            |r: &ModelRequest| r.queue == Some(identity) && r.state == ModelRequestState::Waiting;
-        (0..self.requests.len())
-            .filter(|&id| in_line(&self.requests[id]))
-            .collect()
-    }
-
-    fn executing(&self, identity: usize) -> usize {
-        let runs = |r: &&ModelRequest| {
-            r.queue == Some(identity) && r.state == ModelRequestState::Executing
-        };
-        self.requests.iter().filter(runs).count()
-    }
-
-    fn seats_in_use_of(&self, identity: usize) -> u64 {
-        let has = |r: &&ModelRequest| {
-            r.queue == Some(identity)
-                && matches!(
-                    r.state,
-                    ModelRequestState::Executing | ModelRequestState::Lingering
-                )
-        };
-        self.requests
-            .iter()
-            .filter(has)
+        let present = self.present.iter().map(|&id| &self.requests[id]);
+        present
+            .filter(|r| r.state != ModelRequestState::Waiting)
             .map(ModelRequest::seats)
             .sum()
     }
 
+    fn any_waiting(&self) -> bool {
+        let mut present = self.present.iter();
+        present.any(|&id| self.requests[id].state == ModelRequestState::Waiting)
+    }
+
+    fn work_waiting(&self, queue: usize) -> u64 {
+        let waiting = self.waiting(self.queues[queue].id);
+        waiting.map(|id| self.requests[id].total_work).sum()
+    }
+
+    /// The requests of a queue in this state, in order of arrival. None if the queue is removed.
+    fn in_state(&self, identity: usize, state: ModelRequestState) -> impl Iterator<Item = usize> {
+        let index = self.queues.binary_search_by_key(&identity, |q| q.id);
+        let requests = index.map_or(&[][..], |index| &self.queues[index].requests);
+        let in_state = move |&id: &usize| self.requests[id].state == state;
+        requests.iter().copied().filter(in_state)
+    }
+
+    fn waiting(&self, identity: usize) -> impl Iterator<Item = usize> {
+        self.in_state(identity, ModelRequestState::Waiting)
+    }
+
+    fn executing(&self, identity: usize) -> usize {
+        let executing = self.in_state(identity, ModelRequestState::Executing);
+        executing.count()
+    }
+
+    fn seats_in_use_of(&self, identity: usize) -> u64 {
+        let executing = self.in_state(identity, ModelRequestState::Executing);
+        let lingering = self.in_state(identity, ModelRequestState::Lingering);
+        let both = executing.chain(lingering);
+        both.map(|id| self.requests[id].seats()).sum()
+    }
+
     fn is_active(&self, identity: usize) -> bool {
-        !self.waiting(identity).is_empty() || self.executing(identity) > 0
+        self.waiting(identity).next().is_some() || self.executing(identity) > 0
     }
 }
