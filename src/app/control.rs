@@ -54,6 +54,7 @@ impl Control {
         let server = ControlServer::new(
             Arc::clone(&permanent.levers),
             Arc::clone(&permanent.talkers),
+            Arc::clone(&permanent.own_calls.finder),
             Arc::clone(&permanent.own_calls.transport),
             move || facts(&components.load()),
         );

@@ -104,7 +104,7 @@ impl Permanent {
             slow_transfers: SlowTransfers::register(registry),
             abandoned_requests: AbandonedRequests::register(registry),
             abandoned_backlog: AbandonedBacklog::new(registry),
-            levers: Levers::new(registry),
+            levers: Levers::with_total(registry, &own_calls.finder),
             watch_starts: WatchStarts::new(registry),
             connection_budget: ConnectionBudget::new(
                 config.upstream.max_connections,

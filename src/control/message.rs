@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::observe::top_talkers::{TopTalkersQuery, TopTalkersReport};
-use weir_limits::levers::{LeverSnapshot, LeverTarget};
+use weir_limits::levers::{LeverSnapshot, LeverTarget, TotalOverride};
 
 /// The longest request in bytes: 64 values of a target, and JSON around them.
 pub(crate) const MAX_REQUEST_BYTES: usize = 256 << 10;
@@ -42,7 +42,7 @@ pub(crate) struct PullRequest {
     pub(crate) qps: Option<u32>,
     /// Requests at a time, for a limit.
     pub(crate) in_flight: Option<u32>,
-    /// To which requests.
+    /// To which requests; empty for a setting.
     pub(crate) target: LeverTarget,
     /// How long, in milliseconds; `None` is ten minutes.
     pub(crate) for_ms: Option<u64>,
@@ -50,13 +50,13 @@ pub(crate) struct PullRequest {
     pub(crate) reason: String,
     /// The name that the operator claims.
     pub(crate) claimed_name: Option<String>,
-    /// Whether protected requesters are a part of the target.
+    /// Whether protected requesters are a part of the target, and a total may be above the API server's.
     pub(crate) force: bool,
     /// Only say what it would hit.
     pub(crate) dry_run: bool,
 }
 
-/// What a lever does.
+/// What a lever does. Those without a target override a setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum PullAction {
@@ -65,6 +65,8 @@ pub(crate) enum PullAction {
     Block,
     /// It admits some.
     Limit,
+    /// It sets the total.
+    Total(TotalOverride),
 }
 
 /// What weir answers.
@@ -152,9 +154,14 @@ mod tests {
             qps: Some(5),
             ..PullRequest::default()
         };
+        let total = PullRequest {
+            action: PullAction::Total(TotalOverride::Seats(50)),
+            ..PullRequest::default()
+        };
         for request in [
             ControlRequest::List,
             ControlRequest::Pull(Box::new(pull)),
+            ControlRequest::Pull(Box::new(total)),
             ControlRequest::Talkers(TopTalkersQuery::default()),
             ControlRequest::Undo {
                 ids: vec![3],

@@ -17,11 +17,12 @@ use crate::control::socket::{ControlConfig, ControlSocket, SocketError};
 use crate::identity::self_subject_review;
 use crate::identity::transport::ApiTransport;
 use crate::limits::levers::{Levers, Operator};
+use crate::limits::total_finder::TotalFinder;
 use crate::observe::top_talkers::TopTalkers;
 use weir_base::clock::Clock;
 use weir_limits::levers::{
-    DEFAULT_DURATION, LeverAction, LeverSpec, MAX_DURATION, MAX_LEVERS, MAX_VALUES,
-    ProtectedRequesters, TooManyLevers,
+    DEFAULT_DURATION, LeverAction, LeverSetting, LeverSpec, MAX_DURATION, MAX_LEVERS, MAX_VALUES,
+    ProtectedRequesters, TooManyLevers, TotalOverride,
 };
 
 /// The most connections at a time. An operator has one.
@@ -62,6 +63,8 @@ pub(crate) struct ControlFacts {
 pub(crate) struct ControlServer {
     levers: Arc<Levers>,
     talkers: Arc<TopTalkers>,
+    /// For the API server's own seats.
+    total: Arc<TotalFinder>,
     facts: Box<dyn Fn() -> ControlFacts + Send + Sync>,
     /// For weir's own user, which the API server knows.
     transport: Arc<dyn ApiTransport>,
@@ -72,12 +75,14 @@ impl ControlServer {
     pub(crate) fn new(
         levers: Arc<Levers>,
         talkers: Arc<TopTalkers>,
+        total: Arc<TotalFinder>,
         transport: Arc<dyn ApiTransport>,
         facts: impl Fn() -> ControlFacts + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             levers,
             talkers,
+            total,
             facts: Box::new(facts),
             transport,
             own_user: OnceCell::new(),
@@ -201,7 +206,11 @@ impl ControlServer {
             Err(lines) => return ControlAnswer::Error { lines },
         };
         let mut notes = notes(&spec, facts);
-        if spec.spared.is_some() {
+        match self.check_total(&spec) {
+            Ok(note) => notes.extend(note),
+            Err(lines) => return ControlAnswer::Error { lines },
+        }
+        if spec.action.setting().is_none() && spec.spared.is_some() {
             let own_user = self.own_user(facts, LATE_OWN_USER_TIMEOUT).await;
             if own_user.is_none() && facts.has_credential {
                 notes.push("weir's own user is not known: it is not spared".to_owned());
@@ -228,6 +237,25 @@ impl ControlServer {
             },
             Err(TooManyLevers) => ControlAnswer::error(format!(
                 "there are {MAX_LEVERS} levers already; undo one first"
+            )),
+        }
+    }
+
+    /// Compares a total with the API server's own. Returns what there is to know of it.
+    fn check_total(&self, spec: &LeverSpec) -> Result<Option<String>, Vec<String>> {
+        let Some(LeverSetting::Total(TotalOverride::Seats(seats))) = spec.action.setting() else {
+            return Ok(None);
+        };
+        let is_forced = spec.spared.is_none();
+        match self.total.server_seats() {
+            Some(own) if u64::from(seats) > own && !is_forced => Err(vec![
+                format!("the API server has {own} seats of its own: a total of {seats} is more"),
+                "nothing was done; --force sets it".to_owned(),
+            ]),
+            Some(_) => Ok(None),
+            None => Ok(Some(
+                "the API server's own seats are not known: the total is not compared with them"
+                    .to_owned(),
             )),
         }
     }
@@ -274,7 +302,7 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
         reason,
         claimed_name,
         force,
-        dry_run: _,
+        dry_run,
     } = pull;
     let mut faults = Vec::new();
     let mut check = |is_right: bool, fault: &str| {
@@ -282,7 +310,6 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
             faults.push(fault.to_owned());
         }
     };
-    check(!target.is_empty(), "a target names at least one field");
     let has_few = target.value_count() <= MAX_VALUES;
     check(
         has_few,
@@ -309,7 +336,17 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
             );
             LeverAction::Limit { qps, in_flight }
         }
+        PullAction::Total(total) => LeverAction::Set(LeverSetting::Total(total)),
     };
+    if action.setting().is_none() {
+        check(!target.is_empty(), "a target names at least one field");
+    } else {
+        let is_plain = target.is_empty() && limits == [None, None] && !dry_run;
+        check(
+            is_plain,
+            "a setting has no target, no limits and no dry run",
+        );
+    }
     if let Err(more) = set_claimed_name(operator, claimed_name) {
         faults.extend(more);
     }
@@ -340,6 +377,19 @@ fn set_claimed_name(operator: &mut Operator, claimed: Option<String>) -> Result<
 /// What an operator has to know of a lever besides what it does.
 fn notes(spec: &LeverSpec, facts: ControlFacts) -> Vec<String> {
     let mut notes = Vec::new();
+    if let Some(setting) = spec.action.setting() {
+        if facts.has_replicas {
+            notes.push(
+                match setting {
+                    LeverSetting::Total(_) => {
+                        "only this weir was reached: the other replicas keep their totals, and the least of all counts"
+                    }
+                }
+                .to_owned(),
+            );
+        }
+        return notes;
+    }
     if spec.spared.is_some() {
         notes.push(
             "spared: system:masters, nodes, the control plane, service accounts of kube-system, weir's own user, and probes \

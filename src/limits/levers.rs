@@ -6,6 +6,9 @@
 //! requests, so that a request that does not wait never registers anywhere, and the control runtime
 //! wakes one task of each worker instead of every request.
 //!
+//! A lever that overrides a setting is handed on to what it sets, in the same step: a reload does not
+//! lift it, and what is configured is in force again with its end.
+//!
 //! Levers stay at a reload, and end with the process.
 
 use std::fmt;
@@ -20,6 +23,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::limits::rejection::Rejection;
+use crate::limits::total_finder::TotalFinder;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
@@ -41,6 +45,8 @@ pub struct Levers {
     summary: AtomicU64,
     /// The id of the latest lever. Also held while the set changes. Nothing is awaited under it.
     changes: Mutex<watch::Sender<u64>>,
+    /// Follows the total of levers. `None` where requests alone are checked.
+    total: Option<Arc<TotalFinder>>,
     metrics: LeverMetrics,
 }
 
@@ -50,7 +56,7 @@ struct LeverMetrics {
     rejections: IntCounterVec,
 }
 
-/// The id of the latest lever, and the number of levers in force.
+/// The id of the latest lever, and the number of levers that requests are checked against.
 #[derive(Clone, Copy)]
 struct SetSummary {
     latest: u64,
@@ -60,7 +66,7 @@ struct SetSummary {
 impl SetSummary {
     fn of(set: &LeverSet) -> u64 {
         const { assert!(MAX_LEVERS < 1 << COUNT_BITS) }
-        set.latest() << COUNT_BITS | saturating_u64(set.len())
+        set.latest() << COUNT_BITS | saturating_u64(set.checked_count())
     }
 
     const fn from_bits(bits: u64) -> Self {
@@ -112,10 +118,21 @@ impl fmt::Display for Operator {
 }
 
 impl Levers {
-    /// No lever.
+    /// No lever, of requests only.
     #[must_use]
     pub fn new(registry: &Registry) -> Arc<Self> {
+        Self::build(registry, None)
+    }
+
+    /// No lever, of requests or of the total.
+    #[must_use]
+    pub(crate) fn with_total(registry: &Registry, total: &Arc<TotalFinder>) -> Arc<Self> {
+        Self::build(registry, Some(Arc::clone(total)))
+    }
+
+    fn build(registry: &Registry, total: Option<Arc<TotalFinder>>) -> Arc<Self> {
         Arc::new(Self {
+            total,
             in_force: ArcSwap::default(),
             summary: AtomicU64::new(0),
             changes: Mutex::default(),
@@ -175,7 +192,7 @@ impl Levers {
         self.changes.lock().subscribe()
     }
 
-    /// Puts a lever in force.
+    /// Puts a lever in force, in place of one of the same setting.
     ///
     /// # Errors
     /// There are too many.
@@ -185,14 +202,23 @@ impl Levers {
         spec: LeverSpec,
         by: &Operator,
     ) -> Result<Arc<Lever>, TooManyLevers> {
-        let lever = self.change(|set| set.pull(now, spec))?;
+        let (overridden, lever) = self.change(|set| {
+            let overridden = set.remove_overridden(spec.action);
+            (overridden, set.pull(now, spec))
+        });
+        let lever = lever?;
+        if let Some(overridden) = overridden {
+            info!(id = overridden.id, by = lever.id, "a lever was replaced");
+        }
         let (qps, in_flight) = match lever.spec.action {
-            LeverAction::Block => (None, None),
+            LeverAction::Block | LeverAction::Set(_) => (None, None),
             LeverAction::Limit { qps, in_flight } => (qps, in_flight),
         };
+        let setting = lever.spec.action.setting();
         info!(
             id = lever.id,
             action = lever.spec.action.label(),
+            value = setting.map(|setting| setting.to_string()),
             qps,
             in_flight,
             target = %lever.spec.target,
@@ -261,11 +287,14 @@ impl Levers {
         let announcements = self.changes.lock();
         let mut set = LeverSet::clone(&self.in_force.load());
         let result = change(&mut set);
-        for label in ["block", "limit"] {
+        for label in LeverAction::LABELS {
             let levers = set.by_age();
             let count = levers.iter().filter(|one| one.spec.action.label() == label);
             let gauge = self.metrics.in_force.with_label_values(&[label]);
             gauge.set(saturating_i64(count.count()));
+        }
+        if let Some(total) = &self.total {
+            total.set_lever(Clock.now(), set.settings().total);
         }
         let (latest, summary) = (set.latest(), SetSummary::of(&set));
         self.in_force.store(Arc::new(set));

@@ -40,7 +40,7 @@ pub(crate) struct Limiters {
 /// What is limited, and what it needs. All numbers are seats, or slots of max-in-flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolUse {
-    /// The configured total of all replicas. Zero if this is not what limits.
+    /// The total of all replicas. Zero if this is not what limits.
     pub(crate) total: u32,
     /// What this process may use of it.
     pub(crate) share: u32,
@@ -69,7 +69,10 @@ enum Totals {
 struct KeptLimiters {
     fairness: Option<Arc<LiveObjects>>,
     max_in_flight: Option<Arc<MaxInFlight>>,
-    totals: Option<Totals>,
+    /// As configured.
+    configured: Option<Totals>,
+    /// The total instead of the configured one, in seats: found by weir, or of a lever.
+    total: Option<u32>,
     /// What this process may use of the totals, if several replicas divide them.
     shares: Option<[u32; POOLS]>,
     /// What requests of the processes before this one hold, of both limiters, also of one that does
@@ -77,7 +80,27 @@ struct KeptLimiters {
     reserved: HeldSeats,
 }
 
+impl Totals {
+    /// So many seats. Max-in-flight has a third of them for mutating requests, as the defaults of
+    /// kube-apiserver's flags do.
+    fn with_total(self, total: u32) -> Self {
+        match self {
+            Self::Fairness(_) => Self::Fairness(total),
+            Self::MaxInFlight(_) => Self::MaxInFlight(MaxInFlightConfig::divided(total)),
+        }
+    }
+}
+
 impl KeptLimiters {
+    /// The totals in force.
+    fn totals(&self) -> Option<Totals> {
+        let configured = self.configured?;
+        Some(
+            self.total
+                .map_or(configured, |total| configured.with_total(total)),
+        )
+    }
+
     /// This process' part of so many seats.
     fn seats(&self, total: u32) -> u32 {
         let [seats, ..] = self.shares.unwrap_or([total; POOLS]);
@@ -101,7 +124,7 @@ impl KeptLimiters {
 
     /// Puts the totals and shares in force.
     fn resize(&self, now: Instant) {
-        match (self.totals, &self.fairness, &self.max_in_flight) {
+        match (self.totals(), &self.fairness, &self.max_in_flight) {
             (Some(Totals::Fairness(total)), Some(live), _) => {
                 live.controller().resize(now, self.seats(total));
             }
@@ -196,7 +219,7 @@ impl Limiters {
         let kept = self.kept.lock();
         let mut pools = [PoolUse::default(); POOLS];
         let [seats, slots @ ..] = &mut pools;
-        match (kept.totals, &kept.fairness, &kept.max_in_flight) {
+        match (kept.totals(), &kept.fairness, &kept.max_in_flight) {
             (Some(Totals::Fairness(total)), Some(live), _) => {
                 let SeatUse {
                     in_use,
@@ -242,32 +265,31 @@ impl Limiters {
         kept.resize(now);
     }
 
-    /// Changes the total of the mode in force, of all replicas, in seats. Max-in-flight has a third
-    /// of it for mutating requests, as the defaults of kube-apiserver's flags do. Requests that wait
-    /// or execute keep their places.
-    pub(crate) fn set_total(&self, now: Instant, total: u32) {
+    /// Changes the total of the mode in force, of all replicas, in seats; `None` for the configured
+    /// one. Requests that wait or execute keep their places.
+    pub(crate) fn set_total(&self, now: Instant, total: Option<u32>) {
         let mut kept = self.kept.lock();
-        kept.totals = kept.totals.map(|totals| match totals {
-            Totals::Fairness(_) => Totals::Fairness(total),
-            Totals::MaxInFlight(_) => Totals::MaxInFlight(MaxInFlightConfig::divided(total)),
-        });
+        kept.total = total;
         kept.resize(now);
     }
 
-    /// Puts priority and fairness in force, with the objects of these files. The cluster's objects
-    /// that were in force before stay if `reads_cluster`. Max-in-flight admits no new requests, and
+    /// Puts priority and fairness in force, with the objects of these files, and with `total` instead
+    /// of the configured total. The cluster's objects that were in force before stay if
+    /// `reads_cluster`. Max-in-flight admits no new requests, and
     /// keeps those that it has.
     pub(crate) fn apply_fairness(
         &self,
         now: Instant,
         mut config: ControllerConfig,
+        total: Option<u32>,
         files: Vec<(Object, SourceLocation)>,
         reads_cluster: bool,
     ) -> LimiterInForce {
         let mut kept = self.kept.lock();
-        let total = config.server_concurrency_limit;
-        kept.totals = Some(Totals::Fairness(total));
-        config.server_concurrency_limit = kept.seats(total);
+        kept.configured = Some(Totals::Fairness(config.server_concurrency_limit));
+        kept.total = total;
+        config.server_concurrency_limit =
+            kept.seats(total.unwrap_or(config.server_concurrency_limit));
         if let Some(limiter) = &kept.max_in_flight {
             limiter.hide_limits();
         }
@@ -298,16 +320,18 @@ impl Limiters {
         }
     }
 
-    /// Puts max-in-flight in force. Priority and fairness admits no new requests, and keeps those
+    /// Puts max-in-flight in force, with `total` instead of the configured one. Priority and fairness admits no new requests, and keeps those
     /// that it has.
     pub(crate) fn apply_max_in_flight(
         &self,
         now: Instant,
         config: MaxInFlightConfig,
+        total: Option<u32>,
     ) -> LimiterInForce {
         let mut kept = self.kept.lock();
-        kept.totals = Some(Totals::MaxInFlight(config));
-        let config = kept.slots(config);
+        kept.configured = Some(Totals::MaxInFlight(config));
+        kept.total = total;
+        let config = kept.slots(total.map_or(config, MaxInFlightConfig::divided));
         if let Some(live) = &kept.fairness {
             live.set_in_force(now, false);
         }
@@ -354,7 +378,7 @@ mod tests {
             enforcement: Enforcement::Enforce,
             consistent_reads_from_cache: true,
         };
-        limiters.apply_fairness(Clock.now(), config, Vec::new(), false)
+        limiters.apply_fairness(Clock.now(), config, None, Vec::new(), false)
     }
 
     fn max_in_flight(limiters: &Limiters) -> LimiterInForce {
@@ -362,7 +386,7 @@ mod tests {
             read_only: 3.into(),
             mutating: 1.into(),
         };
-        limiters.apply_max_in_flight(Clock.now(), config)
+        limiters.apply_max_in_flight(Clock.now(), config, None)
     }
 
     #[tokio::test]

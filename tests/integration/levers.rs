@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ::weir::app::App;
-use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
+use ::weir::config::{AdmissionConfig, Config, FlowcontrolConfig};
 use ::weir::control::ControlConfig;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
@@ -544,6 +544,8 @@ async fn what_is_no_request_gets_an_answer_that_says_why() {
         (with("qps", json!(1)), "a block has no limits"),
         (with("action", json!("limit")), "--qps or --inflight"),
         (with("action", json!("drain")), "unknown variant"),
+        (with("action", json!({"total": "0"})), "at least 1, or auto"),
+        (with("action", json!({"total": "5"})), "has no target"),
     ] {
         let lines = error_lines(&control_line(&weir.socket, line.as_bytes()).await);
         assert!(lines.contains(expected), "{expected}: {lines}");
@@ -588,6 +590,89 @@ async fn a_stale_socket_is_replaced_and_neither_another_file_nor_a_socket_that_a
     assert_eq!(fs::read_to_string(&other).unwrap(), "kept");
     let list = weir.control(json!({"command": "list"})).await;
     assert_eq!(list["answer"], "levers");
+}
+
+const SEATS: &str = "weir_server_concurrency_limit_seats";
+
+/// A request for a total.
+fn total(total: &str) -> Value {
+    json!({"command": "pull", "action": {"total": total}})
+}
+
+#[tokio::test]
+async fn a_total_admits_what_waits_and_what_is_configured_is_in_force_after_it() {
+    let mut weir = ControlledWeir::narrow().await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    let first = weir.hold(&mut bob).await;
+    let waiting = alice.send(TestRequest::get(LIST)).await;
+    weir.weir.wait_for_metric(QUEUED, 1.0).await;
+    let id = weir.pull(total("1000")).await;
+    let second = (waiting, weir.upstream.next_exchange().await);
+    assert_eq!(weir.weir.metric(SEATS).await, 1000.0);
+    assert_eq!(weir.weir.metric("weir_levers{action=\"total\"}").await, 1.0);
+    let status = weir.weir.get_admin("/status.json").await;
+    let status: Value = serde_json::from_str(status.text()).unwrap();
+    assert_eq!(status["levers"][0]["value"], "1000");
+
+    let other = weir.pull(total("auto")).await;
+    let list = weir.control(json!({"command": "list"})).await;
+    let levers = list["levers"].as_array().unwrap();
+    assert_eq!(levers.len(), 1, "it takes the place of the first: {list}");
+    assert_eq!(weir.weir.metric(SEATS).await, 540.0, "0.9 of 600");
+    let undone = weir
+        .control(json!({"command": "undo", "ids": [id, other]}))
+        .await;
+    assert_eq!(undone["unknown"], json!([id]));
+    assert_eq!(weir.weir.metric(SEATS).await, 1.0);
+    let third = alice.send(TestRequest::get(LIST)).await;
+    weir.weir.wait_for_metric(QUEUED, 1.0).await;
+    for (call, exchange) in [first, second] {
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
+    weir.upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(third.response().await.status, 200);
+
+    let mut short = total("7");
+    short["forMs"] = 300.into();
+    weir.pull(short).await;
+    weir.weir.wait_for_metric(SEATS, 1.0).await;
+}
+
+#[tokio::test]
+async fn a_total_above_the_seats_of_the_api_server_is_refused_unless_it_is_forced() {
+    let mut weir = ControlledWeir::start_with(|builder| {
+        let poll_period = Duration::from_secs(3600);
+        let with_polls = |config: &mut Config| config.object_count_poll_period = poll_period;
+        builder.own_token("own").with(with_polls)
+    })
+    .await;
+    let answer = weir.control(total("300")).await;
+    let notes = answer["notes"].to_string();
+    assert!(notes.contains("own seats are not known"), "{answer}");
+    loop {
+        let exchange = weir.upstream.next_exchange().await;
+        if exchange.request.target == "/metrics" {
+            let seats = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"one\"} 300\n";
+            exchange.respond(200, seats).await;
+            break;
+        }
+        exchange.respond(404, "{}").await;
+    }
+    let lines = eventually("a refusal", async || {
+        let answer = weir.control(total("301")).await;
+        (answer["answer"] == "error").then(|| error_lines(&answer))
+    })
+    .await;
+    assert!(
+        lines.contains("has 300 seats of its own: a total of 301 is more"),
+        "{lines}"
+    );
+    assert!(lines.contains("--force"), "{lines}");
+    weir.pull(total("300")).await;
+    let mut forced = total("301");
+    forced["force"] = true.into();
+    weir.pull(forced).await;
 }
 
 /// Runs `weir ctl` beside a weir.
@@ -644,6 +729,19 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
     assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
     let list = ctl(&weir, &["list"]).await;
     assert!(list.stdout.contains("as carol"), "{}", list.stdout);
+    let total = ctl(&weir, &["total", "30", "--reason", "it is slow"]).await;
+    let expected = "lever 2 is in force for 10m0s: total 30";
+    assert!(total.stdout.starts_with(expected), "{}", total.stdout);
+    weir.files.write("weir.yaml", "maxRequestsInflight: 40\n");
+    weir.wait_for_metric("weir_config_generation", 3.0).await;
+    assert_eq!(weir.metric(SEATS).await, 30.0);
+    let undone = ctl(&weir, &["undo", "2"]).await;
+    assert_eq!(undone.stdout, "lever 2 has ended: total 30\n");
+    assert_eq!(
+        weir.metric(SEATS).await,
+        240.0,
+        "200 are for mutating requests"
+    );
     let seen = ctl(&weir, &["talkers"]).await;
     assert!(seen.stdout.contains("alice"), "{}", seen.stdout);
     let undone = ctl(&weir, &["undo", "1", "2"]).await;
@@ -671,6 +769,8 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
         &["block"][..],
         &["limit", "--user", "a"],
         &["block", "--source", "a"],
+        &["total", "0"],
+        &["total"],
     ] {
         assert_eq!(ctl(&weir, wrong).await.code, Some(2), "{wrong:?}");
     }

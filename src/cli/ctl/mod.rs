@@ -17,7 +17,9 @@ use crate::control::message::{ControlAnswer, ControlRequest, PullAction, PullReq
 use crate::flag_values::parse_positive_duration;
 use crate::observe::top_talkers::{Dimension, TopTalkersQuery, UsageMeasure, Window};
 use weir_kubernetes::numeric::saturating_u64;
-use weir_limits::levers::{LeverTarget, NamePattern, ServiceAccountPattern, SourceRange};
+use weir_limits::levers::{
+    LeverTarget, NamePattern, ServiceAccountPattern, SourceRange, TotalOverride,
+};
 
 /// The exit code if weir cannot be reached, as that of `weir status`.
 const NOT_REACHABLE: u8 = 3;
@@ -44,6 +46,8 @@ enum CtlCommand {
     List,
     /// List the names that weir has seen, those with most requests first.
     Talkers(TalkersArgs),
+    /// Set the total of all requests in flight, instead of --max-requests-inflight.
+    Total(TotalCommand),
     /// End levers before their time.
     Undo(UndoArgs),
 }
@@ -55,6 +59,8 @@ struct BlockArgs {
     target: TargetArgs,
     #[command(flatten)]
     terms: TermArgs,
+    #[command(flatten)]
+    protection: ProtectionArgs,
 }
 
 /// `weir ctl limit`.
@@ -70,6 +76,22 @@ struct LimitCommand {
     target: TargetArgs,
     #[command(flatten)]
     terms: TermArgs,
+    #[command(flatten)]
+    protection: ProtectionArgs,
+}
+
+/// `weir ctl total`.
+#[derive(Args, Clone, Debug)]
+struct TotalCommand {
+    /// Seats of all priority levels together, of all replicas; with max-in-flight, a third of them is for mutating requests. auto:
+    /// weir finds the total, as with --max-requests-inflight=auto. In its place comes what was in force before, when it ends.
+    #[arg(value_name = "N|auto")]
+    total: TotalOverride,
+    #[command(flatten)]
+    terms: TermArgs,
+    /// Set it also above the seats that the API server publishes as its own.
+    #[arg(long)]
+    force: bool,
 }
 
 /// Which requests. Several flags: those that match all. One flag several times: those that match one
@@ -111,12 +133,18 @@ struct TermArgs {
     /// How long it is in force, at most 24h. It ends by itself, and with the process.
     #[arg(long = "for", value_name = "DURATION", default_value = "10m0s", value_parser = parse_positive_duration)]
     duration: Duration,
-    /// Why. The clients see it, and so do the log and the status page.
+    /// Why. The clients that it rejects see it, and so do the log and the status page.
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
     /// Your name, for the log. weir also logs the user and the process of this command.
     #[arg(long = "as", value_name = "NAME")]
     claimed_name: Option<String>,
+}
+
+/// Protected requesters, and a trial.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Terms")]
+struct ProtectionArgs {
     /// Include system:masters, nodes, the control plane, kube-system's service accounts, weir's own user and probes. Without it a
     /// target that names or covers them is refused, and any other spares them.
     #[arg(long)]
@@ -157,19 +185,23 @@ struct UndoArgs {
 impl CtlCommand {
     fn into_request(self) -> ControlRequest {
         match self {
-            Self::Block(BlockArgs { target, terms }) => {
-                ControlRequest::Pull(Box::new(pull(target, terms, PullRequest::default())))
-            }
-            Self::Limit(args) => ControlRequest::Pull(Box::new(pull(
-                args.target,
-                args.terms,
-                PullRequest {
+            Self::Block(BlockArgs {
+                target,
+                terms,
+                protection,
+            }) => pull(
+                terms,
+                of_target(target, &protection, PullRequest::default()),
+            ),
+            Self::Limit(args) => {
+                let limit = PullRequest {
                     action: PullAction::Limit,
                     qps: args.qps,
                     in_flight: args.inflight,
                     ..PullRequest::default()
-                },
-            ))),
+                };
+                pull(args.terms, of_target(args.target, &args.protection, limit))
+            }
             Self::List => ControlRequest::List,
             Self::Talkers(args) => ControlRequest::Talkers(TopTalkersQuery {
                 window: args.window,
@@ -177,6 +209,18 @@ impl CtlCommand {
                 sort: args.sort,
                 limit: args.limit.into(),
             }),
+            Self::Total(TotalCommand {
+                total,
+                terms,
+                force,
+            }) => {
+                let total = PullRequest {
+                    action: PullAction::Total(total),
+                    force,
+                    ..PullRequest::default()
+                };
+                pull(terms, total)
+            }
             Self::Undo(UndoArgs { ids, claimed_name }) => {
                 ControlRequest::Undo { ids, claimed_name }
             }
@@ -184,7 +228,7 @@ impl CtlCommand {
     }
 }
 
-fn pull(target: TargetArgs, terms: TermArgs, action: PullRequest) -> PullRequest {
+fn of_target(target: TargetArgs, protection: &ProtectionArgs, action: PullRequest) -> PullRequest {
     PullRequest {
         target: LeverTarget {
             users: target.user,
@@ -196,13 +240,19 @@ fn pull(target: TargetArgs, terms: TermArgs, action: PullRequest) -> PullRequest
             verbs: target.verb,
             sources: target.source,
         },
+        force: protection.force,
+        dry_run: protection.dry_run,
+        ..action
+    }
+}
+
+fn pull(terms: TermArgs, action: PullRequest) -> ControlRequest {
+    ControlRequest::Pull(Box::new(PullRequest {
         for_ms: Some(saturating_u64(terms.duration.as_millis())),
         reason: terms.reason,
         claimed_name: terms.claimed_name,
-        force: terms.force,
-        dry_run: terms.dry_run,
         ..action
-    }
+    }))
 }
 
 /// Runs the command.

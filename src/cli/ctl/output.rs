@@ -20,11 +20,10 @@ pub(super) fn render(answer: &ControlAnswer) -> String {
         ControlAnswer::Levers { levers } => render_levers(levers),
         ControlAnswer::Pulled { lever, notes } => {
             let text = format!(
-                "lever {} is in force for {}: {} {}\n",
+                "lever {} is in force for {}: {}\n",
                 lever.id,
                 lever.remaining(),
-                lever.effect(),
-                escape(&lever.target)
+                escape(&lever.summary())
             );
             text + &lines(notes)
         }
@@ -32,10 +31,13 @@ pub(super) fn render(answer: &ControlAnswer) -> String {
         ControlAnswer::Undone { levers, .. } => {
             let line = |lever: &LeverSnapshot| {
                 let (id, rejected) = (lever.id, lever.rejected);
-                let target = escape(&lever.target);
+                let rejected = match lever.value {
+                    Some(_) => String::new(),
+                    None => format!(", {rejected} rejected"),
+                };
                 format!(
-                    "lever {id} has ended: {} {target}, {rejected} rejected\n",
-                    lever.effect()
+                    "lever {id} has ended: {}{rejected}\n",
+                    escape(&lever.summary())
                 )
             };
             levers.iter().map(line).collect()
