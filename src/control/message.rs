@@ -1,5 +1,6 @@
 //! What `weir ctl` and weir send each other: one line of JSON each.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::observe::top_talkers::{TopTalkersQuery, TopTalkersReport};
@@ -65,8 +66,22 @@ pub(crate) enum PullAction {
     Block,
     /// It admits some.
     Limit,
+    /// It lifts all limits, or an earlier lever that does so ends.
+    Bypass(Switch),
+    /// All limits only count, or all are enforced.
+    DryRun(Switch),
     /// It sets the total.
     Total(TotalOverride),
+}
+
+/// The value of a setting that is on or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
 }
 
 /// What weir answers.

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use crate::control::estimate::estimate;
 use crate::control::message::{
-    ControlAnswer, ControlRequest, MAX_REQUEST_BYTES, PullAction, PullRequest,
+    ControlAnswer, ControlRequest, MAX_REQUEST_BYTES, PullAction, PullRequest, Switch,
 };
 use crate::control::socket::{ControlConfig, ControlSocket, SocketError};
 use crate::identity::self_subject_review;
@@ -199,6 +199,9 @@ impl ControlServer {
     }
 
     async fn pull(&self, pull: PullRequest, operator: &mut Operator) -> ControlAnswer {
+        if pull.action == PullAction::Bypass(Switch::Off) {
+            return self.end_bypass(pull.claimed_name, operator);
+        }
         let dry_run = pull.dry_run;
         let facts = (self.facts)();
         let mut spec = match lever_spec(pull, operator) {
@@ -238,6 +241,19 @@ impl ControlServer {
             Err(TooManyLevers) => ControlAnswer::error(format!(
                 "there are {MAX_LEVERS} levers already; undo one first"
             )),
+        }
+    }
+
+    fn end_bypass(&self, claimed_name: Option<String>, operator: &mut Operator) -> ControlAnswer {
+        if let Err(lines) = set_claimed_name(operator, claimed_name) {
+            return ControlAnswer::Error { lines };
+        }
+        match self.levers.end_bypass(operator) {
+            Some(lever) => ControlAnswer::Undone {
+                levers: vec![lever.snapshot(Clock.now())],
+                unknown: Vec::new(),
+            },
+            None => ControlAnswer::error("no bypass is in force"),
         }
     }
 
@@ -336,6 +352,10 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
             );
             LeverAction::Limit { qps, in_flight }
         }
+        PullAction::Bypass(_) => LeverAction::Set(LeverSetting::Bypass),
+        PullAction::DryRun(dry_run) => {
+            LeverAction::Set(LeverSetting::DryRun(dry_run == Switch::On))
+        }
         PullAction::Total(total) => LeverAction::Set(LeverSetting::Total(total)),
     };
     if action.setting().is_none() {
@@ -378,9 +398,18 @@ fn set_claimed_name(operator: &mut Operator, claimed: Option<String>) -> Result<
 fn notes(spec: &LeverSpec, facts: ControlFacts) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(setting) = spec.action.setting() {
+        if setting == LeverSetting::Bypass {
+            notes.push(
+                "what stays: authentication, levers that block and limit, and the bounds on memory, heads, upgrades and connections"
+                    .to_owned(),
+            );
+        }
         if facts.has_replicas {
             notes.push(
                 match setting {
+                    LeverSetting::Bypass | LeverSetting::DryRun(_) => {
+                        "only this weir was reached; each replica has its own levers"
+                    }
                     LeverSetting::Total(_) => {
                         "only this weir was reached: the other replicas keep their totals, and the least of all counts"
                     }

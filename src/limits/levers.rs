@@ -22,14 +22,17 @@ use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::limits::limiters::Limiters;
 use crate::limits::rejection::Rejection;
 use crate::limits::total_finder::TotalFinder;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
 use weir_limits::AdmissionAttributes;
+use weir_limits::enforcement::{EnforcementOverride, EnforcementSwitch};
 use weir_limits::levers::{
-    Lever, LeverAction, LeverPermit, LeverSet, LeverSpec, MAX_LEVERS, TooManyLevers, format_seconds,
+    Lever, LeverAction, LeverPermit, LeverSet, LeverSetting, LeverSettings, LeverSpec, MAX_LEVERS,
+    TooManyLevers, format_seconds,
 };
 use weir_limits::rate::clients::enforcer::RequestSource;
 
@@ -43,11 +46,27 @@ pub struct Levers {
     /// What is in `in_force`, in one number, for requests. Written after `in_force` (release, read
     /// by acquire), so that a request that sees a lever here finds it there.
     summary: AtomicU64,
-    /// The id of the latest lever. Also held while the set changes. Nothing is awaited under it.
-    changes: Mutex<watch::Sender<u64>>,
-    /// Follows the total of levers. `None` where requests alone are checked.
-    total: Option<Arc<TotalFinder>>,
+    /// What requests that wait have to know. Also held while the set changes. Nothing is awaited under it.
+    changes: Mutex<watch::Sender<Announcement>>,
+    /// `None` where requests alone are checked.
+    limits: Option<OverriddenLimits>,
+    enforcement: Arc<EnforcementSwitch>,
     metrics: LeverMetrics,
+}
+
+/// The limits whose settings levers override.
+#[derive(Debug)]
+pub(crate) struct OverriddenLimits {
+    pub(crate) total: Arc<TotalFinder>,
+    pub(crate) limiters: Arc<Limiters>,
+}
+
+/// What requests that wait have to know of the levers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Announcement {
+    /// The id of the latest lever.
+    latest: u64,
+    enforcement: EnforcementOverride,
 }
 
 #[derive(Debug)]
@@ -124,15 +143,17 @@ impl Levers {
         Self::build(registry, None)
     }
 
-    /// No lever, of requests or of the total.
+    /// No lever, of requests or of these limits.
     #[must_use]
-    pub(crate) fn with_total(registry: &Registry, total: &Arc<TotalFinder>) -> Arc<Self> {
-        Self::build(registry, Some(Arc::clone(total)))
+    pub(crate) fn of_limits(registry: &Registry, limits: OverriddenLimits) -> Arc<Self> {
+        Self::build(registry, Some(limits))
     }
 
-    fn build(registry: &Registry, total: Option<Arc<TotalFinder>>) -> Arc<Self> {
+    fn build(registry: &Registry, limits: Option<OverriddenLimits>) -> Arc<Self> {
+        let enforcement = limits.as_ref().map(|limits| limits.limiters.enforcement());
         Arc::new(Self {
-            total,
+            enforcement: enforcement.map(Arc::clone).unwrap_or_default(),
+            limits,
             in_force: ArcSwap::default(),
             summary: AtomicU64::new(0),
             changes: Mutex::default(),
@@ -186,9 +207,21 @@ impl Levers {
         self.in_force.load().by_age()
     }
 
-    /// Announces each new lever, by its id.
+    /// Whether requests pass without limits, except those of levers.
     #[must_use]
-    pub(crate) fn announcements(&self) -> watch::Receiver<u64> {
+    pub(crate) fn lift_limits(&self) -> bool {
+        self.enforcement.get() == EnforcementOverride::Lifted
+    }
+
+    /// Whether a limit only counts now that is configured to do so (`configured`) or not to.
+    #[must_use]
+    pub(crate) fn is_dry_run(&self, configured: bool) -> bool {
+        self.enforcement.is_dry_run(configured)
+    }
+
+    /// Announces each new lever, and whether limits are enforced.
+    #[must_use]
+    pub(crate) fn announcements(&self) -> watch::Receiver<Announcement> {
         self.changes.lock().subscribe()
     }
 
@@ -249,6 +282,15 @@ impl Levers {
         Some(lever)
     }
 
+    /// Ends the bypass of all limits. `None` if there is none.
+    pub(crate) fn end_bypass(&self, by: &Operator) -> Option<Arc<Lever>> {
+        let levers = self.in_force();
+        let is_bypass =
+            |lever: &&Arc<Lever>| lever.spec.action.setting() == Some(LeverSetting::Bypass);
+        let id = levers.iter().find(is_bypass)?.id;
+        self.undo(id, by)
+    }
+
     /// Ends levers in time. Never returns.
     ///
     /// # Cancel safety
@@ -282,7 +324,7 @@ impl Levers {
         }
     }
 
-    /// Changes the set, and announces it if it has a new lever.
+    /// Changes the set, and announces what requests that wait have to know.
     fn change<T>(&self, change: impl FnOnce(&mut LeverSet) -> T) -> T {
         let announcements = self.changes.lock();
         let mut set = LeverSet::clone(&self.in_force.load());
@@ -293,13 +335,19 @@ impl Levers {
             let gauge = self.metrics.in_force.with_label_values(&[label]);
             gauge.set(saturating_i64(count.count()));
         }
-        if let Some(total) = &self.total {
-            total.set_lever(Clock.now(), set.settings().total);
+        let LeverSettings { enforcement, total } = set.settings();
+        if let Some(limits) = &self.limits {
+            limits.total.set_lever(Clock.now(), total);
+            limits.limiters.set_enforcement(enforcement);
         }
         let (latest, summary) = (set.latest(), SetSummary::of(&set));
+        let new = Announcement {
+            latest,
+            enforcement,
+        };
         self.in_force.store(Arc::new(set));
         self.summary.store(summary, Ordering::Release);
-        announcements.send_if_modified(|announced| std::mem::replace(announced, latest) != latest);
+        announcements.send_if_modified(|announced| std::mem::replace(announced, new) != new);
         result
     }
 }

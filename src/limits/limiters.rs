@@ -18,13 +18,14 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::flowcontrol::controller::{Controller, ControllerConfig, SeatUse};
+use crate::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, SeatUse};
 use crate::flowcontrol::sources::{FlowcontrolSources, LiveObjects};
 use crate::handover::message::HeldSeats;
 use crate::limits::admission::Admission;
 use weir_base::metrics::Registry;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::document::SourceLocation;
+use weir_limits::enforcement::{EnforcementOverride, EnforcementSwitch};
 use weir_limits::in_flight::InFlightMetrics;
 use weir_limits::max_in_flight::{InFlightLimit, MaxInFlight, MaxInFlightConfig};
 
@@ -32,6 +33,7 @@ use weir_limits::max_in_flight::{InFlightLimit, MaxInFlight, MaxInFlightConfig};
 #[derive(Debug)]
 pub(crate) struct Limiters {
     in_flight: Arc<InFlightMetrics>,
+    enforcement: Arc<EnforcementSwitch>,
     /// Held for one change; nothing is awaited under it.
     kept: Mutex<KeptLimiters>,
     registry: Registry,
@@ -71,6 +73,8 @@ struct KeptLimiters {
     max_in_flight: Option<Arc<MaxInFlight>>,
     /// As configured.
     configured: Option<Totals>,
+    /// Whether priority and fairness only counts, as configured.
+    is_dry_run: bool,
     /// The total instead of the configured one, in seats: found by weir, or of a lever.
     total: Option<u32>,
     /// What this process may use of the totals, if several replicas divide them.
@@ -135,6 +139,14 @@ impl KeptLimiters {
         }
     }
 
+    /// Whether priority and fairness is enforced.
+    fn enforcement(&self, switch: &EnforcementSwitch) -> Enforcement {
+        match switch.is_dry_run(self.is_dry_run) {
+            true => Enforcement::DryRun,
+            false => Enforcement::Enforce,
+        }
+    }
+
     /// Leaves the reserved seats to the processes before this one.
     fn apply_reserved(&self, now: Instant) {
         let HeldSeats {
@@ -168,6 +180,7 @@ impl Limiters {
     pub(crate) fn new(registry: &Registry) -> Self {
         Self {
             in_flight: InFlightMetrics::new(registry),
+            enforcement: Arc::default(),
             kept: Mutex::default(),
             registry: registry.clone(),
         }
@@ -177,6 +190,25 @@ impl Limiters {
     #[must_use]
     pub(crate) const fn in_flight(&self) -> &Arc<InFlightMetrics> {
         &self.in_flight
+    }
+
+    /// What an operator says of the enforcement of all limits: of these, and of those that follow it.
+    #[must_use]
+    pub(crate) const fn enforcement(&self) -> &Arc<EnforcementSwitch> {
+        &self.enforcement
+    }
+
+    /// Changes that, also for limits that a reload puts in force.
+    pub(crate) fn set_enforcement(&self, to: EnforcementOverride) {
+        let kept = self.kept.lock();
+        self.enforcement.set(to);
+        if let Some(live) = &kept.fairness {
+            let enforcement = kept.enforcement(&self.enforcement);
+            live.controller().set_enforcement(enforcement);
+        }
+        if let Some(limiter) = &kept.max_in_flight {
+            limiter.set_dry_run(self.enforcement.is_dry_run(false));
+        }
     }
 
     /// The flow schemas and priority levels, in force or kept.
@@ -288,6 +320,8 @@ impl Limiters {
         let mut kept = self.kept.lock();
         kept.configured = Some(Totals::Fairness(config.server_concurrency_limit));
         kept.total = total;
+        kept.is_dry_run = config.enforcement == Enforcement::DryRun;
+        config.enforcement = kept.enforcement(&self.enforcement);
         config.server_concurrency_limit =
             kept.seats(total.unwrap_or(config.server_concurrency_limit));
         if let Some(limiter) = &kept.max_in_flight {
@@ -345,6 +379,7 @@ impl Limiters {
                 Arc::new(MaxInFlight::with_in_flight(config, in_flight, registry))
             }
         };
+        limiter.set_dry_run(self.enforcement.is_dry_run(false));
         kept.max_in_flight = Some(Arc::clone(&limiter));
         kept.apply_reserved(now);
         LimiterInForce {
@@ -360,7 +395,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::flowcontrol::controller::{Enforcement, RequestTimes};
+    use crate::flowcontrol::controller::RequestTimes;
     use crate::limits::admission::Permit;
     use crate::limits::rejection::Rejection;
     use weir_base::clock::Clock;
@@ -418,6 +453,25 @@ mod tests {
         assert_eq!((seats.total, seats.in_use, read_only.total), (600, 1, 0));
         assert!(seats.rounding > 0 && seats.rounding < 12, "{seats:?}");
         drop(seat);
+    }
+
+    #[tokio::test]
+    async fn an_override_of_enforcement_stays_when_a_limiter_is_put_in_force() {
+        let limiters = Limiters::new(&Registry::new());
+        let _fairness = fairness(&limiters);
+        limiters.set_enforcement(EnforcementOverride::DryRun);
+        let limiter = max_in_flight(&limiters);
+        let mut permits = Vec::new();
+        for _ in 0..5 {
+            permits.push(read(&limiter).await.unwrap());
+        }
+        let [_, read_only, _] = limiters.pools();
+        assert_eq!((read_only.in_use, read_only.rejected), (3, 2));
+        let controller = fairness(&limiters).flowcontrol.unwrap();
+        assert!(controller.controller().is_dry_run());
+        limiters.set_enforcement(EnforcementOverride::Configured);
+        assert!(!controller.controller().is_dry_run());
+        assert!(read(&max_in_flight(&limiters)).await.is_err());
     }
 
     async fn read(limiter: &LimiterInForce) -> Result<Permit, Rejection> {

@@ -15,16 +15,19 @@ use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::identity::TokenFile;
 use ::weir::limits::watch_starts::MAX_STARTING;
 use ::weir_kubernetes::document;
+use ::weir_limits::rate::events::config::LimitType;
 use ::weir_limits::throttling::token_bucket::Rate;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::rate_limits::alice_rule_for_verbs;
+use crate::rate_limits::{EVENTS, alice_rule_for_verbs, event_limit, event_limits};
+use crate::support::certificates::pki;
 use crate::support::client::{TestCall, TestClient, TestRequest};
 use crate::support::fake_upstream::{Exchange, FakeUpstream};
 use crate::support::process::{ConfigDir, FinishedRun, WeirProcess, required_flags, run};
+use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::{ROOT, Weir, WeirBuilder};
 use crate::support::{HttpVersion, eventually, weir, within};
 
@@ -81,6 +84,10 @@ impl ControlledWeir {
 
     /// With one seat for alice and bob together.
     async fn narrow() -> Self {
+        Self::narrow_with(Enforcement::Enforce).await
+    }
+
+    async fn narrow_with(enforcement: Enforcement) -> Self {
         Self::start_with(|builder| {
             let mut errors = document::Diagnostics::default();
             let nodes = document::parse_all("narrow.yaml", NARROW_MANIFEST, &mut errors);
@@ -91,7 +98,7 @@ impl ControlledWeir {
                     config: controller::ControllerConfig {
                         server_concurrency_limit: 1,
                         request_timeout: Duration::from_secs(400),
-                        enforcement: Enforcement::Enforce,
+                        enforcement,
                         consistent_reads_from_cache: true,
                     },
                     sources: FlowcontrolConfig::from_objects("test", objects),
@@ -675,6 +682,192 @@ async fn a_total_above_the_seats_of_the_api_server_is_refused_unless_it_is_force
     weir.pull(forced).await;
 }
 
+fn dry_run(value: &str) -> Value {
+    json!({"command": "pull", "action": {"dryRun": value}})
+}
+
+fn bypass(value: &str) -> Value {
+    json!({"command": "pull", "action": {"bypass": value}})
+}
+
+#[tokio::test]
+async fn in_a_dry_run_and_a_bypass_what_waits_for_a_seat_passes_and_so_does_what_comes() {
+    for lever in [dry_run("on"), bypass("on")] {
+        let mut weir = ControlledWeir::narrow().await;
+        let (mut alice, mut bob) = (weir.alice(), weir.bob());
+        let mut held = vec![weir.hold(&mut bob).await];
+        let waiting = alice.send(TestRequest::get(LIST)).await;
+        weir.weir.wait_for_metric(QUEUED, 1.0).await;
+        let id = weir.pull(lever).await;
+        held.push((waiting, weir.upstream.next_exchange().await));
+        held.push(weir.hold(&mut alice).await);
+        weir.control(json!({"command": "undo", "ids": [id]})).await;
+        let waiting = alice.send(TestRequest::get(LIST)).await;
+        eventually("a request that waits", async || {
+            (weir.weir.metric(QUEUED).await >= 1.0).then_some(())
+        })
+        .await;
+        weir.upstream.assert_no_request();
+        for (call, exchange) in held {
+            exchange.respond(200, "{}").await;
+            assert_eq!(call.response().await.status, 200);
+        }
+        weir.upstream.next_exchange().await.respond(200, "{}").await;
+        assert_eq!(waiting.response().await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn what_is_configured_as_a_dry_run_is_enforced_until_the_lever_ends() {
+    let mut weir = ControlledWeir::narrow_with(Enforcement::DryRun).await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    let first = weir.hold(&mut bob).await;
+    let id = weir.pull(dry_run("off")).await;
+    let waiting = alice.send(TestRequest::get(LIST)).await;
+    weir.weir.wait_for_metric(QUEUED, 1.0).await;
+    weir.upstream.assert_no_request();
+    weir.control(json!({"command": "undo", "ids": [id]})).await;
+    let second = (waiting, weir.upstream.next_exchange().await);
+    for (call, exchange) in [first, second] {
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn max_in_flight_and_event_limits_only_count_in_a_dry_run() {
+    let rates = event_limits(vec![event_limit(LimitType::Server, 1)], true);
+    let mut weir = ControlledWeir::start_with(|builder| builder.limits(1, 1).rates(rates)).await;
+    let mut alice = weir.alice();
+    let held = weir.hold(&mut alice).await;
+    let spent = alice.send(TestRequest::post(EVENTS, "{}")).await;
+    weir.upstream.next_exchange().await.respond(201, "{}").await;
+    assert_eq!(spent.response().await.status, 201);
+    let causes = async |alice: &mut TestClient| {
+        let list = alice.get(LIST).await.kube_status().cause;
+        let event = alice.request(TestRequest::post(EVENTS, "{}")).await;
+        [list, event.kube_status().cause]
+    };
+    let expected = ["weir/max-requests-inflight", "weir/event-rate-limit"];
+    assert_eq!(causes(&mut alice).await, expected);
+    let id = weir.pull(dry_run("on")).await;
+    weir.assert_passes(&mut alice).await;
+    let event = alice.send(TestRequest::post(EVENTS, "{}")).await;
+    weir.upstream.next_exchange().await.respond(201, "{}").await;
+    assert_eq!(event.response().await.status, 201);
+    let status = weir.weir.get_admin("/status.json").await;
+    let status: Value = serde_json::from_str(status.text()).unwrap();
+    assert_eq!(status["dryRun"], true);
+    assert_eq!(status["rateLimits"][0]["dryRun"], true, "{status}");
+    assert_eq!(status["rateLimits"][0]["rejected"], 2, "it counts");
+    weir.control(json!({"command": "undo", "ids": [id]})).await;
+    assert_eq!(causes(&mut alice).await, expected);
+    held.1.respond(200, "{}").await;
+    assert_eq!(held.0.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn client_limits_follow_a_dry_run_and_end_with_a_bypass() {
+    let lines = "  limitResponse: Delay\n  maxDelay: 1m0s\n";
+    let mut rates = alice_rule_for_verbs("'*'", lines);
+    rates.clients[0].requests = Some(Rate::from_share(0.02, 1.0)); // one in 50 s
+    for lever in [dry_run("on"), bypass("on")] {
+        let rates = rates.clone();
+        let mut weir = ControlledWeir::start_with(|builder| builder.rates(rates)).await;
+        let mut alice = weir.alice();
+        weir.assert_passes(&mut alice).await;
+        let delayed = alice.send(TestRequest::get(LIST)).await;
+        // weir answers this one itself, after the one before it.
+        assert_eq!(alice.get("/api/v1/watch").await.status, 500);
+        weir.upstream.assert_no_request();
+        weir.pull(lever).await;
+        weir.upstream.next_exchange().await.respond(200, "{}").await;
+        assert_eq!(delayed.response().await.status, 200);
+        weir.assert_passes(&mut alice).await;
+    }
+    let mut rates = alice_rule_for_verbs("'*'", "  dryRun: true\n");
+    rates.clients[0].requests = Some(Rate::from_share(0.02, 1.0));
+    let mut weir = ControlledWeir::start_with(|builder| builder.rates(rates)).await;
+    let mut alice = weir.alice();
+    for _ in 0..2 {
+        weir.assert_passes(&mut alice).await;
+    }
+    weir.pull(dry_run("off")).await;
+    let rejected = alice.get(LIST).await;
+    assert_eq!(rejected.kube_status().cause, "weir/client-limit");
+}
+
+#[tokio::test]
+async fn a_bypass_lifts_limits_and_nothing_else() {
+    let mut weir =
+        ControlledWeir::start_with(|builder| builder.limits(1, 1).max_connections(3)).await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    weir.pull(bypass("on")).await;
+    let held = [weir.hold(&mut bob).await, weir.hold(&mut bob).await];
+
+    // A block stays, and one can be set.
+    let block = weir.pull(block_alice()).await;
+    assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
+    weir.control(json!({"command": "undo", "ids": [block]}))
+        .await;
+
+    // So do authentication and the cleaning of headers.
+    let spoofed = || TestRequest::get(LIST).header("x-remote-user", "root");
+    let call = bob.send(spoofed()).await;
+    let exchange = weir.upstream.next_exchange().await;
+    assert_eq!(exchange.request.headers.get("x-remote-user"), None);
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+    let own = &pki().alice;
+    let mut certified = weir.weir.with_certificate(HttpVersion::Http2, own);
+    let call = certified.send(spoofed()).await;
+    let exchange = weir.upstream.next_exchange().await;
+    assert_eq!(exchange.request.headers.all("x-remote-user"), ["alice"]);
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+
+    // So do the bounds on connections and heads.
+    let mut refused = RawHttp1::new(weir.weir.connect_tcp().await);
+    refused.reader.wait_for_close().await;
+    let refused = "weir_client_connections_refused_total";
+    assert_eq!(weir.weir.metric(refused).await, 1.0);
+    let large = (0..130).fold(TestRequest::get(LIST), |request, n| {
+        request.header(&format!("x-{n}"), &"v".repeat(9000))
+    });
+    let mut call = certified.send(large).await;
+    if let Ok(head) = call.try_head().await {
+        assert_eq!(head.status, 431);
+    }
+    weir.upstream.assert_no_request();
+
+    for (call, exchange) in held {
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
+    let ended = weir.control(bypass("off")).await;
+    assert_eq!(ended["levers"][0]["action"], "bypass", "{ended}");
+    let held = weir.hold(&mut bob).await;
+    let rejected = bob.get(LIST).await;
+    assert_eq!(rejected.kube_status().cause, "weir/max-requests-inflight");
+    held.1.respond(200, "{}").await;
+    let lines = error_lines(&weir.control(bypass("off")).await);
+    assert_eq!(lines, "no bypass is in force");
+}
+
+#[tokio::test]
+async fn a_bypass_keeps_the_memory_limit() {
+    let weir = ControlledWeir::start_with(|builder| {
+        builder.with(|config| config.memory_limit = 1) // far exceeded
+    })
+    .await;
+    weir.pull(bypass("on")).await;
+    weir.weir.wait_for_metric("weir_memory_pressure", 2.0).await;
+    let mut refused = RawHttp1::new(weir.weir.connect_tcp().await);
+    refused.reader.wait_for_close().await;
+    let refused = "weir_memory_limit_refused_connections_total";
+    assert_eq!(weir.weir.metric(refused).await, 1.0);
+}
+
 /// Runs `weir ctl` beside a weir.
 async fn ctl(weir: &WeirProcess, arguments: &[&str]) -> FinishedRun {
     let mut all = vec!["ctl", "--control-socket=control.sock"];
@@ -742,6 +935,16 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
         240.0,
         "200 are for mutating requests"
     );
+    let bypass = ctl(&weir, &["bypass", "on"]).await;
+    let expected = "lever 3 is in force for 10m0s: bypass on";
+    assert!(bypass.stdout.starts_with(expected), "{}", bypass.stdout);
+    assert!(bypass.stdout.contains("what stays:"), "{}", bypass.stdout);
+    weir.files.write("weir.yaml", "maxRequestsInflight: 50\n");
+    weir.wait_for_metric("weir_config_generation", 4.0).await;
+    assert_eq!(weir.metric("weir_levers{action=\"bypass\"}").await, 1.0);
+    let ended = ctl(&weir, &["bypass", "off"]).await;
+    assert_eq!(ended.stdout, "lever 3 has ended: bypass on\n");
+    assert_eq!(ctl(&weir, &["bypass", "off"]).await.code, Some(1));
     let seen = ctl(&weir, &["talkers"]).await;
     assert!(seen.stdout.contains("alice"), "{}", seen.stdout);
     let undone = ctl(&weir, &["undo", "1", "2"]).await;
@@ -771,6 +974,8 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
         &["block", "--source", "a"],
         &["total", "0"],
         &["total"],
+        &["dry-run", "auto"],
+        &["bypass"],
     ] {
         assert_eq!(ctl(&weir, wrong).await.code, Some(2), "{wrong:?}");
     }

@@ -13,7 +13,7 @@ use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::environment::Environment;
 use crate::cli::process::exit::{exit_with_failure, print_stdout};
 use crate::cli::top::name_parser;
-use crate::control::message::{ControlAnswer, ControlRequest, PullAction, PullRequest};
+use crate::control::message::{ControlAnswer, ControlRequest, PullAction, PullRequest, Switch};
 use crate::flag_values::parse_positive_duration;
 use crate::observe::top_talkers::{Dimension, TopTalkersQuery, UsageMeasure, Window};
 use weir_kubernetes::numeric::saturating_u64;
@@ -40,6 +40,10 @@ pub(crate) struct CtlArgs {
 enum CtlCommand {
     /// Reject all requests of a target, at once, also those that wait.
     Block(BlockArgs),
+    /// Let requests pass without any limit, except those of block and limit.
+    Bypass(BypassCommand),
+    /// Let all limits only count, or enforce all of them, however they are configured.
+    DryRun(DryRunCommand),
     /// Admit only so many requests of a target, all of its clients together.
     Limit(LimitCommand),
     /// List the levers in force.
@@ -92,6 +96,29 @@ struct TotalCommand {
     /// Set it also above the seats that the API server publishes as its own.
     #[arg(long)]
     force: bool,
+}
+
+/// `weir ctl bypass`.
+#[derive(Args, Clone, Debug)]
+struct BypassCommand {
+    /// on: priority and fairness, max-in-flight, event limits and client limits are lifted, also for requests that wait.
+    /// Authentication, levers that block and limit, and the bounds on memory, heads, upgrades and connections stay. off: the
+    /// bypass in force ends.
+    #[arg(value_name = "on|off", hide_possible_values = true)]
+    bypass: Switch,
+    #[command(flatten)]
+    terms: TermArgs,
+}
+
+/// `weir ctl dry-run`.
+#[derive(Args, Clone, Debug)]
+struct DryRunCommand {
+    /// on: priority and fairness, max-in-flight, event limits and client limits only count; requests that wait pass. off: all of
+    /// them are enforced, also those that are configured as a dry run.
+    #[arg(value_name = "on|off", hide_possible_values = true)]
+    dry_run: Switch,
+    #[command(flatten)]
+    terms: TermArgs,
 }
 
 /// Which requests. Several flags: those that match all. One flag several times: those that match one
@@ -193,6 +220,12 @@ impl CtlCommand {
                 terms,
                 of_target(target, &protection, PullRequest::default()),
             ),
+            Self::Bypass(BypassCommand { bypass, terms }) => {
+                pull(terms, of_setting(PullAction::Bypass(bypass)))
+            }
+            Self::DryRun(DryRunCommand { dry_run, terms }) => {
+                pull(terms, of_setting(PullAction::DryRun(dry_run)))
+            }
             Self::Limit(args) => {
                 let limit = PullRequest {
                     action: PullAction::Limit,
@@ -214,12 +247,8 @@ impl CtlCommand {
                 terms,
                 force,
             }) => {
-                let total = PullRequest {
-                    action: PullAction::Total(total),
-                    force,
-                    ..PullRequest::default()
-                };
-                pull(terms, total)
+                let total = of_setting(PullAction::Total(total));
+                pull(terms, PullRequest { force, ..total })
             }
             Self::Undo(UndoArgs { ids, claimed_name }) => {
                 ControlRequest::Undo { ids, claimed_name }
@@ -243,6 +272,13 @@ fn of_target(target: TargetArgs, protection: &ProtectionArgs, action: PullReques
         force: protection.force,
         dry_run: protection.dry_run,
         ..action
+    }
+}
+
+fn of_setting(action: PullAction) -> PullRequest {
+    PullRequest {
+        action,
+        ..PullRequest::default()
     }
 }
 

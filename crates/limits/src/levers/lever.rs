@@ -38,7 +38,7 @@ pub enum LeverAction {
 
 impl LeverAction {
     /// The labels of all actions.
-    pub const LABELS: [&str; 3] = ["block", "limit", "total"];
+    pub const LABELS: [&str; 5] = ["block", "bypass", "dry-run", "limit", "total"];
 
     /// The label of metrics.
     #[must_use]
@@ -46,6 +46,8 @@ impl LeverAction {
         match self {
             Self::Block => "block",
             Self::Limit { .. } => "limit",
+            Self::Set(LeverSetting::Bypass) => "bypass",
+            Self::Set(LeverSetting::DryRun(_)) => "dry-run",
             Self::Set(LeverSetting::Total(_)) => "total",
         }
     }

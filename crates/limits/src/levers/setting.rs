@@ -7,17 +7,25 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::enforcement::EnforcementOverride;
+
 /// A setting, and its value while the lever is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeverSetting {
+    /// No limit is asked. Levers that block and limit stay.
+    Bypass,
+    /// Whether all limits only count. Otherwise all are enforced.
+    DryRun(bool),
     /// The total of all replicas.
     Total(TotalOverride),
 }
 
-/// The settings that levers override; `None` is as configured.
+/// The settings that levers override.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeverSettings {
-    /// The total of all replicas.
+    /// Whether limits are enforced.
+    pub enforcement: EnforcementOverride,
+    /// The total of all replicas; `None` is as configured.
     pub total: Option<TotalOverride>,
 }
 
@@ -54,6 +62,8 @@ impl LeverSetting {
 impl fmt::Display for LeverSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Bypass | Self::DryRun(true) => f.write_str("on"),
+            Self::DryRun(false) => f.write_str("off"),
             Self::Total(total) => total.fmt(f),
         }
     }
@@ -62,6 +72,11 @@ impl fmt::Display for LeverSetting {
 impl LeverSettings {
     pub(super) const fn apply(&mut self, setting: LeverSetting) {
         match setting {
+            LeverSetting::Bypass => self.enforcement = EnforcementOverride::Lifted,
+            // A limit that is not asked does not count either.
+            LeverSetting::DryRun(_) if matches!(self.enforcement, EnforcementOverride::Lifted) => {}
+            LeverSetting::DryRun(true) => self.enforcement = EnforcementOverride::DryRun,
+            LeverSetting::DryRun(false) => self.enforcement = EnforcementOverride::Enforced,
             LeverSetting::Total(total) => self.total = Some(total),
         }
     }

@@ -10,6 +10,7 @@ use super::{
     TotalOverride, format_seconds,
 };
 use crate::admission_attributes::AdmissionAttributes;
+use crate::enforcement::EnforcementOverride;
 use crate::rate::clients::enforcer::RequestSource;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;
@@ -167,6 +168,41 @@ fn a_setting_rejects_nothing_and_takes_the_place_of_its_like() {
     assert_eq!(levers.expire(now + MINUTE).len(), 1, "the block");
     assert_eq!(levers.expire(now + 2 * MINUTE)[0].id, second.id);
     assert_eq!(levers.settings(), LeverSettings::default());
+
+    let mut enforcement = |setting| {
+        let spec = LeverSpec {
+            action: LeverAction::Set(setting),
+            ..total(TotalOverride::Auto, MINUTE)
+        };
+        levers.remove_overridden(spec.action);
+        let lever = levers.pull(now, spec).unwrap();
+        (lever.snapshot(now).effect(), levers.settings().enforcement)
+    };
+    for (setting, effect, expected) in [
+        (
+            LeverSetting::DryRun(true),
+            "dry-run on",
+            EnforcementOverride::DryRun,
+        ),
+        (
+            LeverSetting::DryRun(false),
+            "dry-run off",
+            EnforcementOverride::Enforced,
+        ),
+        (
+            LeverSetting::Bypass,
+            "bypass on",
+            EnforcementOverride::Lifted,
+        ),
+        (
+            LeverSetting::DryRun(true),
+            "dry-run on",
+            EnforcementOverride::Lifted,
+        ),
+    ] {
+        assert_eq!(enforcement(setting), (effect.to_owned(), expected));
+    }
+    assert_eq!(levers.len(), 2);
 }
 
 #[test]
