@@ -55,6 +55,7 @@ impl Control {
             Arc::clone(&permanent.levers),
             Arc::clone(&permanent.talkers),
             Arc::clone(&permanent.own_calls.finder),
+            Arc::clone(&permanent.drain),
             Arc::clone(&permanent.own_calls.transport),
             move || facts(&components.load()),
         );

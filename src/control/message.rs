@@ -16,6 +16,13 @@ pub(crate) const MAX_ANSWER_BYTES: usize = 32 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "camelCase")]
 pub(crate) enum ControlRequest {
+    /// The end of the process, as by SIGTERM.
+    #[serde(rename_all = "camelCase")]
+    Drain {
+        /// The name that the operator claims.
+        #[serde(default)]
+        claimed_name: Option<String>,
+    },
     /// The levers in force.
     List,
     /// A new lever.
@@ -88,6 +95,13 @@ pub(crate) enum Switch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "camelCase")]
 pub(crate) enum ControlAnswer {
+    /// The process ends once these have ended, or after its time.
+    Draining {
+        /// Requests that are not long-running.
+        requests: usize,
+        /// Watches.
+        watches: usize,
+    },
     /// What a lever would hit.
     DryRun {
         /// Of the last minute.
@@ -174,6 +188,9 @@ mod tests {
             ..PullRequest::default()
         };
         for request in [
+            ControlRequest::Drain {
+                claimed_name: Some("carol".to_owned()),
+            },
             ControlRequest::List,
             ControlRequest::Pull(Box::new(pull)),
             ControlRequest::Pull(Box::new(total)),

@@ -14,6 +14,7 @@ use crate::control::message::{
     ControlAnswer, ControlRequest, MAX_REQUEST_BYTES, PullAction, PullRequest, Switch,
 };
 use crate::control::socket::{ControlConfig, ControlSocket, SocketError};
+use crate::drain::Drain;
 use crate::identity::self_subject_review;
 use crate::identity::transport::ApiTransport;
 use crate::limits::levers::{Levers, Operator};
@@ -65,6 +66,7 @@ pub(crate) struct ControlServer {
     talkers: Arc<TopTalkers>,
     /// For the API server's own seats.
     total: Arc<TotalFinder>,
+    drain: Arc<Drain>,
     facts: Box<dyn Fn() -> ControlFacts + Send + Sync>,
     /// For weir's own user, which the API server knows.
     transport: Arc<dyn ApiTransport>,
@@ -76,6 +78,7 @@ impl ControlServer {
         levers: Arc<Levers>,
         talkers: Arc<TopTalkers>,
         total: Arc<TotalFinder>,
+        drain: Arc<Drain>,
         transport: Arc<dyn ApiTransport>,
         facts: impl Fn() -> ControlFacts + Send + Sync + 'static,
     ) -> Arc<Self> {
@@ -83,6 +86,7 @@ impl ControlServer {
             levers,
             talkers,
             total,
+            drain,
             facts: Box::new(facts),
             transport,
             own_user: OnceCell::new(),
@@ -172,6 +176,7 @@ impl ControlServer {
 
     async fn answer(&self, request: ControlRequest, operator: &mut Operator) -> ControlAnswer {
         match request {
+            ControlRequest::Drain { claimed_name } => self.drain(claimed_name, operator),
             ControlRequest::List => {
                 let (now, levers) = (Clock.now(), self.levers.in_force());
                 ControlAnswer::Levers {
@@ -241,6 +246,23 @@ impl ControlServer {
             Err(TooManyLevers) => ControlAnswer::error(format!(
                 "there are {MAX_LEVERS} levers already; undo one first"
             )),
+        }
+    }
+
+    fn drain(&self, claimed_name: Option<String>, operator: &mut Operator) -> ControlAnswer {
+        if let Err(lines) = set_claimed_name(operator, claimed_name) {
+            return ControlAnswer::Error { lines };
+        }
+        info!(
+            uid = operator.uid,
+            pid = operator.pid,
+            claimed_name = operator.claimed_name,
+            "weir ctl drain: this process ends"
+        );
+        self.drain.request_stop();
+        ControlAnswer::Draining {
+            requests: self.drain.open_requests(),
+            watches: self.drain.open_watches(),
         }
     }
 

@@ -523,7 +523,7 @@ async fn what_is_no_request_gets_an_answer_that_says_why() {
     for (line, expected) in [
         ("\n".to_owned(), "not a request"),
         ("{}\n".to_owned(), "missing field `command`"),
-        ("{\"command\":\"drain\"}\n".to_owned(), "unknown variant"),
+        ("{\"command\":\"shoot\"}\n".to_owned(), "unknown variant"),
         ("{\"command\":\"list\"}".to_owned(), "one line"),
         ("x".repeat(256 << 10), "one line of at most"),
         (with("target", json!({})), "at least one field"),
@@ -979,4 +979,33 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
     ] {
         assert_eq!(ctl(&weir, wrong).await.code, Some(2), "{wrong:?}");
     }
+}
+
+#[tokio::test]
+async fn a_drain_ends_the_process_with_its_last_request() {
+    let mut upstream = FakeUpstream::start().await;
+    let mut flags = required_flags(upstream.address);
+    flags.extend(
+        [
+            "--token-auth-file=tokens.csv",
+            "--control-socket=control.sock",
+            "--shutdown-delay-duration=0s",
+        ]
+        .map(str::to_owned),
+    );
+    let mut weir = WeirProcess::start(ConfigDir::new(), &flags).await;
+    let mut alice = weir.alice(HttpVersion::Http1);
+    let call = alice.send(TestRequest::get(LIST)).await;
+    let exchange = upstream.next_exchange().await;
+    let drained = ctl(&weir, &["drain", "--as", "carol"]).await;
+    assert_eq!(drained.code, Some(0), "{}", drained.stderr);
+    let expected = "requests and watches have ended: now 1 and 0";
+    assert!(drained.stdout.contains(expected), "{}", drained.stdout);
+    let line = weir.next_log_line("weir ctl drain").await;
+    assert!(line.contains("uid=") && line.contains("carol"), "{line}");
+    assert_eq!(weir.get_admin("/readyz").await.status, 500);
+    assert!(weir.is_running());
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+    assert!(weir.wait_for_exit().await.success());
 }

@@ -42,6 +42,8 @@ enum CtlCommand {
     Block(BlockArgs),
     /// Let requests pass without any limit, except those of block and limit.
     Bypass(BypassCommand),
+    /// End this weir as by SIGTERM: it is not ready any more, finishes what is under way, and exits. There is no way back.
+    Drain(DrainArgs),
     /// Let all limits only count, or enforce all of them, however they are configured.
     DryRun(DryRunCommand),
     /// Admit only so many requests of a target, all of its clients together.
@@ -108,6 +110,14 @@ struct BypassCommand {
     bypass: Switch,
     #[command(flatten)]
     terms: TermArgs,
+}
+
+/// `weir ctl drain`.
+#[derive(Args, Clone, Debug)]
+struct DrainArgs {
+    /// Your name, for the log.
+    #[arg(long = "as", value_name = "NAME")]
+    claimed_name: Option<String>,
 }
 
 /// `weir ctl dry-run`.
@@ -223,6 +233,7 @@ impl CtlCommand {
             Self::Bypass(BypassCommand { bypass, terms }) => {
                 pull(terms, of_setting(PullAction::Bypass(bypass)))
             }
+            Self::Drain(DrainArgs { claimed_name }) => ControlRequest::Drain { claimed_name },
             Self::DryRun(DryRunCommand { dry_run, terms }) => {
                 pull(terms, of_setting(PullAction::DryRun(dry_run)))
             }
@@ -315,7 +326,8 @@ pub(super) fn run(args: CtlArgs) -> ExitCode {
             let line = |id| format!("there is no lever {id}");
             failures.extend(unknown.into_iter().map(line));
         }
-        ControlAnswer::DryRun { .. }
+        ControlAnswer::Draining { .. }
+        | ControlAnswer::DryRun { .. }
         | ControlAnswer::Levers { .. }
         | ControlAnswer::Pulled { .. }
         | ControlAnswer::Talkers(_) => {}

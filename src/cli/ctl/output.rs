@@ -12,6 +12,9 @@ const GAP: usize = 3;
 /// The text for an answer; empty for one that is printed as an error.
 pub(super) fn render(answer: &ControlAnswer) -> String {
     match answer {
+        ControlAnswer::Draining { requests, watches } => format!(
+            "weir is not ready any more, and ends when its requests and watches have ended: now {requests} and {watches}\n"
+        ),
         ControlAnswer::DryRun { estimate, notes } => render_estimate(estimate) + &lines(notes),
         ControlAnswer::Error { .. } => String::new(),
         ControlAnswer::Levers { levers } if levers.is_empty() => {
