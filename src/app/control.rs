@@ -50,7 +50,7 @@ impl Control {
                 None
             }
         };
-        let components = Arc::clone(components);
+        let (components, audited) = (Arc::clone(components), Arc::clone(components));
         let server = ControlServer::new(
             Arc::clone(&permanent.levers),
             Arc::clone(&permanent.talkers),
@@ -58,6 +58,7 @@ impl Control {
             Arc::clone(&permanent.drain),
             Arc::clone(&permanent.own_calls.transport),
             move || facts(&components.load()),
+            move |event| audited.load().observers.record_lever(event),
         );
         Ok(Some(Self {
             config,

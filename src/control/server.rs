@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{OnceCell, Semaphore};
@@ -19,11 +20,12 @@ use crate::identity::self_subject_review;
 use crate::identity::transport::ApiTransport;
 use crate::limits::levers::{Levers, Operator};
 use crate::limits::total_finder::TotalFinder;
+use crate::observe::audit::lever_event::LeverEvent;
 use crate::observe::top_talkers::TopTalkers;
 use weir_base::clock::Clock;
 use weir_limits::levers::{
-    DEFAULT_DURATION, LeverAction, LeverSetting, LeverSpec, MAX_DURATION, MAX_LEVERS, MAX_VALUES,
-    ProtectedRequesters, TooManyLevers, TotalOverride,
+    DEFAULT_DURATION, Lever, LeverAction, LeverSetting, LeverSnapshot, LeverSpec, MAX_DURATION,
+    MAX_LEVERS, MAX_VALUES, ProtectedRequesters, TooManyLevers, TotalOverride,
 };
 
 /// The most connections at a time. An operator has one.
@@ -68,6 +70,8 @@ pub(crate) struct ControlServer {
     total: Arc<TotalFinder>,
     drain: Arc<Drain>,
     facts: Box<dyn Fn() -> ControlFacts + Send + Sync>,
+    /// Writes to the audit log, if there is one.
+    audit: Box<dyn Fn(LeverEvent) + Send + Sync>,
     /// For weir's own user, which the API server knows.
     transport: Arc<dyn ApiTransport>,
     own_user: OnceCell<String>,
@@ -81,6 +85,7 @@ impl ControlServer {
         drain: Arc<Drain>,
         transport: Arc<dyn ApiTransport>,
         facts: impl Fn() -> ControlFacts + Send + Sync + 'static,
+        audit: impl Fn(LeverEvent) + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             levers,
@@ -88,6 +93,7 @@ impl ControlServer {
             total,
             drain,
             facts: Box::new(facts),
+            audit: Box::new(audit),
             transport,
             own_user: OnceCell::new(),
         })
@@ -194,7 +200,7 @@ impl ControlServer {
                 let (mut levers, mut unknown) = (Vec::new(), Vec::new());
                 for id in ids {
                     match self.levers.undo(id, operator) {
-                        Some(lever) => levers.push(lever.snapshot(Clock.now())),
+                        Some(lever) => levers.push(self.record("delete", &lever, operator)),
                         None => unknown.push(id),
                     }
                 }
@@ -240,13 +246,30 @@ impl ControlServer {
         let now = Clock.now();
         match self.levers.pull(now, spec, operator) {
             Ok(lever) => ControlAnswer::Pulled {
-                lever: Box::new(lever.snapshot(now)),
+                lever: Box::new(self.record("create", &lever, operator)),
                 notes,
             },
             Err(TooManyLevers) => ControlAnswer::error(format!(
                 "there are {MAX_LEVERS} levers already; undo one first"
             )),
         }
+    }
+
+    /// Writes to the audit log what an operator has done to a lever. Returns the lever.
+    fn record(&self, verb: &'static str, lever: &Lever, operator: &Operator) -> LeverSnapshot {
+        let snapshot = lever.snapshot(Clock.now());
+        (self.audit)(LeverEvent {
+            verb,
+            id: snapshot.id,
+            lever: snapshot.summary(),
+            remaining: snapshot.remaining(),
+            reason: snapshot.reason.clone(),
+            uid: operator.uid,
+            pid: operator.pid,
+            claimed_name: operator.claimed_name.clone(),
+            at: Timestamp::try_from(Clock.wall()).unwrap_or_default(),
+        });
+        snapshot
     }
 
     fn drain(&self, claimed_name: Option<String>, operator: &mut Operator) -> ControlAnswer {
@@ -272,7 +295,7 @@ impl ControlServer {
         }
         match self.levers.end_bypass(operator) {
             Some(lever) => ControlAnswer::Undone {
-                levers: vec![lever.snapshot(Clock.now())],
+                levers: vec![self.record("delete", &lever, operator)],
                 unknown: Vec::new(),
             },
             None => ControlAnswer::error("no bypass is in force"),

@@ -886,6 +886,7 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
             "--config=weir.yaml",
             "--token-auth-file=tokens.csv",
             "--control-socket=control.sock",
+            "--audit-log-path=audit.log",
         ]
         .map(str::to_owned),
     );
@@ -965,6 +966,20 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
 
     weir.send_signal("TERM").await;
     assert!(weir.wait_for_exit().await.success());
+    let log = fs::read_to_string(weir.files.path().join("audit.log")).unwrap();
+    let events = log.lines().map(|line| serde_json::from_str(line).unwrap());
+    let events: Vec<Value> = events
+        .filter(|event: &Value| event["requestURI"] == "/weir/levers/1")
+        .collect();
+    let verbs: Vec<_> = events.iter().map(|event| &event["verb"]).collect();
+    assert_eq!(verbs, ["create", "delete"], "{log}");
+    let user = &events[0]["user"];
+    assert_eq!(user["username"], "weir:control-socket");
+    assert_eq!(user["extra"]["weir/claimed-name"], json!(["carol"]));
+    assert!(user["extra"]["weir/uid"].is_array() && user["extra"]["weir/pid"].is_array());
+    let annotations = &events[0]["annotations"];
+    assert_eq!(annotations["weir/lever"], "block user=alice");
+    assert_eq!(annotations["weir/reason"], "a storm");
     let unanswered = ctl(&weir, &["list"]).await;
     assert_eq!(unanswered.code, Some(3), "{}", unanswered.stderr);
     assert!(!weir.files.path().join("control.sock").exists());
