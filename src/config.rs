@@ -152,12 +152,6 @@ pub enum IssuerKeys {
 }
 
 impl Config {
-    /// How weir finds the total, if it does.
-    #[must_use]
-    pub(crate) fn auto_total(&self) -> Option<AutoTotalConfig> {
-        self.is_auto_total.then_some(self.total_finder)
-    }
-
     /// Whether tokens that are in no file can be verified. Otherwise all of them are unverified.
     #[must_use]
     pub(crate) fn verifies_tokens(&self) -> bool {

@@ -44,6 +44,8 @@ pub struct Drain {
     draining: AtomicBool,
     /// Whether another process serves: readiness does not fail then.
     handed_over: watch::Sender<bool>,
+    /// Whether an operator wants this process to end.
+    stop_requested: watch::Sender<bool>,
     /// The time within which watches end, once it is set.
     watch_grace: watch::Sender<Option<Duration>>,
     requests: DrainCounter,
@@ -78,6 +80,7 @@ impl Drain {
             stage: watch::Sender::new(DrainStage::Serving),
             draining: AtomicBool::new(false),
             handed_over: watch::Sender::new(false),
+            stop_requested: watch::Sender::new(false),
             watch_grace: watch::Sender::new(None),
             requests: DrainCounter::default(),
             watches: DrainCounter::default(),
@@ -111,6 +114,24 @@ impl Drain {
         let mut handed_over = self.handed_over.subscribe();
         async move {
             if handed_over.wait_for(|over| *over).await.is_err() {
+                std::future::pending().await // the process ends by itself
+            }
+        }
+    }
+
+    /// Has this process end as by SIGTERM.
+    pub(crate) fn request_stop(&self) {
+        self.stop_requested.send_replace(true);
+    }
+
+    /// Waits until an operator wants this process to end.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) fn stop_requested(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut requested = self.stop_requested.subscribe();
+        async move {
+            if requested.wait_for(|requested| *requested).await.is_err() {
                 std::future::pending().await // the process ends by itself
             }
         }

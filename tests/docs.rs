@@ -210,12 +210,13 @@ fn the_flags_page_matches_the_program() {
     let ctl = command.find_subcommand("ctl").unwrap();
     let block = ctl.find_subcommand("block").unwrap();
     let limit = ctl.find_subcommand("limit").unwrap();
+    let total = ctl.find_subcommand("total").unwrap();
     let listed = ctl.find_subcommand("talkers").unwrap();
     let version = command.find_subcommand("version").unwrap();
     let explain = command.find_subcommand("explain").unwrap();
     let replay = command.find_subcommand("replay").unwrap();
     let made = format!(
-        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir check` takes all of these, and:\n{}\n`weir explain METHOD URL` takes all of these, and:\n{}\n`weir replay FILE…` takes all of these, and:\n{}\n`weir top`:\n{}\n`weir ctl` (each of its commands takes it):\n{}\n`weir ctl block`:\n{}\n`weir ctl limit` takes all of these, and:\n{}\n`weir ctl talkers`:\n{}\n`weir version`:\n{}\n",
+        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir check` takes all of these, and:\n{}\n`weir explain METHOD URL` takes all of these, and:\n{}\n`weir replay FILE…` takes all of these, and:\n{}\n`weir top`:\n{}\n`weir ctl` (each of its commands takes it):\n{}\n`weir ctl block`:\n{}\n`weir ctl limit` takes all of these, and:\n{}\n`weir ctl total N|auto` (`bypass on|off` and `dry-run on|off` take --for, --reason and --as of these):\n{}\n`weir ctl talkers`:\n{}\n`weir version`:\n{}\n",
         flags_table(serve, None),
         flags_table(playground, Some(serve)),
         flags_table(check, Some(serve)),
@@ -225,6 +226,7 @@ fn the_flags_page_matches_the_program() {
         flags_table(ctl, None),
         flags_table(block, None),
         flags_table(limit, Some(block)),
+        flags_table(total, None),
         flags_table(listed, None),
         flags_table(version, None)
     );

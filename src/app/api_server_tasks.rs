@@ -216,9 +216,7 @@ impl OwnCalls {
         {
             self.start_probe(config);
         }
-        if is_other_access
-            || is_other(&|one| config.auto_total().is_some() != one.auto_total().is_some())
-        {
+        if is_other_access {
             self.start_total(config);
         }
         let access = SelfAccess::from_config(config);
@@ -265,9 +263,9 @@ impl OwnCalls {
         self.polls.start(has_credentials.then(polls));
     }
 
-    /// Finds the total, if it is to be found, and counts the API servers.
+    /// Finds the total while it is to be found, and counts the API servers.
     fn start_total(&self, config: &Config) {
-        let task = config.auto_total().map(|_| TotalTask {
+        let task = TotalTask {
             finder: Arc::clone(&self.finder),
             limiters: Arc::clone(&self.limiters),
             probe: LatencyProbe {
@@ -283,8 +281,8 @@ impl OwnCalls {
             },
             rejections: limit_rejections(&self.registry),
             upstream: Arc::clone(&self.metrics),
-        });
-        self.total.start(task.map(TotalTask::run));
+        };
+        self.total.start(Some(task.run()));
         let facts = ServerFacts {
             finder: Arc::clone(&self.finder),
             servers: Arc::clone(&self.servers),

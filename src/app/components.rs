@@ -147,8 +147,10 @@ impl Components {
             permanent.own_calls.credentials.replace_source(credentials);
         }
         let finder = &permanent.own_calls.finder;
-        let total = finder.configure(Clock.now(), config.total_finder, config.is_auto_total);
-        let limiter = apply_limits(&permanent.limiters, &config.admission, total);
+        let (now, is_auto) = (Clock.now(), config.is_auto_total);
+        let limiter = finder.configure(now, config.total_finder, is_auto, |total| {
+            apply_limits(&permanent.limiters, &config.admission, total)
+        });
         finder.log_warning();
         if let Some(controller) = &limiter.started {
             let controller = Arc::clone(controller);

@@ -50,12 +50,15 @@ impl Control {
                 None
             }
         };
-        let components = Arc::clone(components);
+        let (components, audited) = (Arc::clone(components), Arc::clone(components));
         let server = ControlServer::new(
             Arc::clone(&permanent.levers),
             Arc::clone(&permanent.talkers),
+            Arc::clone(&permanent.own_calls.finder),
+            Arc::clone(&permanent.drain),
             Arc::clone(&permanent.own_calls.transport),
             move || facts(&components.load()),
+            move |event| audited.load().observers.record_lever(event),
         );
         Ok(Some(Self {
             config,

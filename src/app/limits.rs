@@ -7,16 +7,15 @@ use http::StatusCode;
 use crate::app::cluster::object_counts::read_metrics;
 use crate::app::cluster::server_facts::count_live;
 use crate::config::AdmissionConfig;
-use crate::flowcontrol::controller::ControllerConfig;
 use crate::limits::limiters::{LimiterInForce, Limiters};
 use crate::limits::total_finder::{AutoTotalConfig, TotalFinder};
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_u64;
-use weir_limits::max_in_flight::MaxInFlightConfig;
 
-/// Puts the configured mode and limits of admission in force, with `total` if weir has found one.
+/// Puts the configured mode and limits of admission in force, with `total` instead of the configured
+/// one.
 pub(super) fn apply_limits(
     limiters: &Limiters,
     configured: &AdmissionConfig,
@@ -26,16 +25,9 @@ pub(super) fn apply_limits(
     match configured {
         AdmissionConfig::Fairness { config, sources } => {
             let (files, reads_cluster) = (sources.files.clone(), sources.cluster.is_some());
-            let config = ControllerConfig {
-                server_concurrency_limit: total.unwrap_or(config.server_concurrency_limit),
-                ..*config
-            };
-            limiters.apply_fairness(now, config, files, reads_cluster)
+            limiters.apply_fairness(now, *config, total, files, reads_cluster)
         }
-        AdmissionConfig::MaxInFlight(config) => {
-            let config = total.map_or(*config, MaxInFlightConfig::divided);
-            limiters.apply_max_in_flight(now, config)
-        }
+        AdmissionConfig::MaxInFlight(config) => limiters.apply_max_in_flight(now, *config, total),
     }
 }
 
@@ -64,8 +56,9 @@ impl ConfiguredLimits<'_> {
         let registry = Registry::new();
         let limiters = Arc::new(Limiters::new(&registry));
         let finder = TotalFinder::new(&limiters, &registry);
-        let total = finder.configure(Clock.now(), self.finder, self.is_auto);
-        apply_limits(&limiters, self.admission, total);
+        finder.configure(Clock.now(), self.finder, self.is_auto, |total| {
+            apply_limits(&limiters, self.admission, total)
+        });
         let servers = async {
             match self.servers {
                 1 if !self.are_local => count_live(calls).await.and_then(Result::ok),

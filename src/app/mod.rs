@@ -201,6 +201,14 @@ impl App {
 }
 
 impl StartedApp {
+    /// Waits until an operator wants the proxy to end (`weir ctl drain`).
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) fn stop_requested(&self) -> impl Future<Output = ()> + use<> {
+        self.permanent.drain.stop_requested()
+    }
+
     /// Serves until `stop` completes, then ends as its result says, or at once if `at_once`
     /// completes. `stop` is first polled when connections are accepted.
     pub(crate) async fn serve(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::app::start_error::StartError;
 use crate::config::ReportingConfig;
 use crate::observe::audit::AuditLog;
+use crate::observe::audit::lever_event::LeverEvent;
 use crate::observe::logging::recording::{
     PreparedRecording, Recorder, RecordingConfig, RecordingMetrics,
 };
@@ -13,6 +14,7 @@ use crate::observe::spans::SpanProcessor;
 use crate::observe::{audit, spans};
 use crate::pipeline::trace::record::{RequestObserver, RequestObservers};
 use crate::pipeline::trace::trace_context::Sampler;
+use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 
 /// The logs of requests, and their traces.
@@ -129,6 +131,13 @@ impl Observers {
             spans,
             tracing,
         })
+    }
+
+    /// Writes what an operator has done to the audit log, if there is one.
+    pub(super) fn record_lever(&self, event: LeverEvent) {
+        if let Some(audit_log) = &self.audit_log {
+            audit_log.record_lever(event, Clock.now());
+        }
     }
 
     /// Opens the file of the audit log again.

@@ -10,7 +10,7 @@ use crate::app::tasks::Tasks;
 use crate::config::Config;
 use crate::drain::Drain;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
-use crate::limits::levers::Levers;
+use crate::limits::levers::{Levers, OverriddenLimits};
 use crate::limits::limiters::Limiters;
 use crate::limits::list_bytes::ListBytes;
 use crate::limits::memory_limit::MemoryLimit;
@@ -106,7 +106,13 @@ impl Permanent {
             slow_transfers: SlowTransfers::register(registry),
             abandoned_requests: AbandonedRequests::register(registry),
             abandoned_backlog: AbandonedBacklog::new(registry),
-            levers: Levers::new(registry),
+            levers: Levers::of_limits(
+                registry,
+                OverriddenLimits {
+                    total: Arc::clone(&own_calls.finder),
+                    limiters: Arc::clone(&limiters),
+                },
+            ),
             list_bytes: {
                 let limiters = Arc::clone(&limiters);
                 ListBytes::new(move || limiters.part_of_total(), registry)
@@ -157,7 +163,9 @@ impl Permanent {
             Some(earlier) => earlier.replaced_by(&config.rates, &self.registry),
             None => {
                 let sharing = self.shared_limits.as_ref().map(|shared| shared.sharing());
-                RateLimits::sharing(sharing).replaced_by(&config.rates, &self.registry)
+                RateLimits::sharing(sharing)
+                    .following(self.limiters.enforcement())
+                    .replaced_by(&config.rates, &self.registry)
             }
         };
         Arc::new(built)

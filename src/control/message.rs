@@ -1,9 +1,10 @@
 //! What `weir ctl` and weir send each other: one line of JSON each.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::observe::top_talkers::{TopTalkersQuery, TopTalkersReport};
-use weir_limits::levers::{LeverSnapshot, LeverTarget};
+use weir_limits::levers::{LeverSnapshot, LeverTarget, TotalOverride};
 
 /// The longest request in bytes: 64 values of a target, and JSON around them.
 pub(crate) const MAX_REQUEST_BYTES: usize = 256 << 10;
@@ -15,6 +16,13 @@ pub(crate) const MAX_ANSWER_BYTES: usize = 32 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "camelCase")]
 pub(crate) enum ControlRequest {
+    /// The end of the process, as by SIGTERM.
+    #[serde(rename_all = "camelCase")]
+    Drain {
+        /// The name that the operator claims.
+        #[serde(default)]
+        claimed_name: Option<String>,
+    },
     /// The levers in force.
     List,
     /// A new lever.
@@ -42,7 +50,7 @@ pub(crate) struct PullRequest {
     pub(crate) qps: Option<u32>,
     /// Requests at a time, for a limit.
     pub(crate) in_flight: Option<u32>,
-    /// To which requests.
+    /// To which requests; empty for a setting.
     pub(crate) target: LeverTarget,
     /// How long, in milliseconds; `None` is ten minutes.
     pub(crate) for_ms: Option<u64>,
@@ -50,13 +58,13 @@ pub(crate) struct PullRequest {
     pub(crate) reason: String,
     /// The name that the operator claims.
     pub(crate) claimed_name: Option<String>,
-    /// Whether protected requesters are a part of the target.
+    /// Whether protected requesters are a part of the target, and a total may be above the API server's.
     pub(crate) force: bool,
     /// Only say what it would hit.
     pub(crate) dry_run: bool,
 }
 
-/// What a lever does.
+/// What a lever does. Those without a target override a setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum PullAction {
@@ -65,12 +73,35 @@ pub(crate) enum PullAction {
     Block,
     /// It admits some.
     Limit,
+    /// It lifts all limits, or an earlier lever that does so ends.
+    Bypass(Switch),
+    /// All limits only count, or all are enforced.
+    DryRun(Switch),
+    /// It sets the total.
+    Total(TotalOverride),
+}
+
+/// The value of a setting that is on or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
 }
 
 /// What weir answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "camelCase")]
 pub(crate) enum ControlAnswer {
+    /// The process ends once these have ended, or after its time.
+    Draining {
+        /// Requests that are not long-running.
+        requests: usize,
+        /// Watches.
+        watches: usize,
+    },
     /// What a lever would hit.
     DryRun {
         /// Of the last minute.
@@ -152,9 +183,17 @@ mod tests {
             qps: Some(5),
             ..PullRequest::default()
         };
+        let total = PullRequest {
+            action: PullAction::Total(TotalOverride::Seats(50)),
+            ..PullRequest::default()
+        };
         for request in [
+            ControlRequest::Drain {
+                claimed_name: Some("carol".to_owned()),
+            },
             ControlRequest::List,
             ControlRequest::Pull(Box::new(pull)),
+            ControlRequest::Pull(Box::new(total)),
             ControlRequest::Talkers(TopTalkersQuery::default()),
             ControlRequest::Undo {
                 ids: vec![3],

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{OnceCell, Semaphore};
@@ -11,17 +12,20 @@ use tracing::{info, warn};
 
 use crate::control::estimate::estimate;
 use crate::control::message::{
-    ControlAnswer, ControlRequest, MAX_REQUEST_BYTES, PullAction, PullRequest,
+    ControlAnswer, ControlRequest, MAX_REQUEST_BYTES, PullAction, PullRequest, Switch,
 };
 use crate::control::socket::{ControlConfig, ControlSocket, SocketError};
+use crate::drain::Drain;
 use crate::identity::self_subject_review;
 use crate::identity::transport::ApiTransport;
 use crate::limits::levers::{Levers, Operator};
+use crate::limits::total_finder::TotalFinder;
+use crate::observe::audit::lever_event::LeverEvent;
 use crate::observe::top_talkers::TopTalkers;
 use weir_base::clock::Clock;
 use weir_limits::levers::{
-    DEFAULT_DURATION, LeverAction, LeverSpec, MAX_DURATION, MAX_LEVERS, MAX_VALUES,
-    ProtectedRequesters, TooManyLevers,
+    DEFAULT_DURATION, Lever, LeverAction, LeverSetting, LeverSnapshot, LeverSpec, MAX_DURATION,
+    MAX_LEVERS, MAX_VALUES, ProtectedRequesters, TooManyLevers, TotalOverride,
 };
 
 /// The most connections at a time. An operator has one.
@@ -62,7 +66,12 @@ pub(crate) struct ControlFacts {
 pub(crate) struct ControlServer {
     levers: Arc<Levers>,
     talkers: Arc<TopTalkers>,
+    /// For the API server's own seats.
+    total: Arc<TotalFinder>,
+    drain: Arc<Drain>,
     facts: Box<dyn Fn() -> ControlFacts + Send + Sync>,
+    /// Writes to the audit log, if there is one.
+    audit: Box<dyn Fn(LeverEvent) + Send + Sync>,
     /// For weir's own user, which the API server knows.
     transport: Arc<dyn ApiTransport>,
     own_user: OnceCell<String>,
@@ -72,13 +81,19 @@ impl ControlServer {
     pub(crate) fn new(
         levers: Arc<Levers>,
         talkers: Arc<TopTalkers>,
+        total: Arc<TotalFinder>,
+        drain: Arc<Drain>,
         transport: Arc<dyn ApiTransport>,
         facts: impl Fn() -> ControlFacts + Send + Sync + 'static,
+        audit: impl Fn(LeverEvent) + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             levers,
             talkers,
+            total,
+            drain,
             facts: Box::new(facts),
+            audit: Box::new(audit),
             transport,
             own_user: OnceCell::new(),
         })
@@ -167,6 +182,7 @@ impl ControlServer {
 
     async fn answer(&self, request: ControlRequest, operator: &mut Operator) -> ControlAnswer {
         match request {
+            ControlRequest::Drain { claimed_name } => self.drain(claimed_name, operator),
             ControlRequest::List => {
                 let (now, levers) = (Clock.now(), self.levers.in_force());
                 ControlAnswer::Levers {
@@ -184,7 +200,7 @@ impl ControlServer {
                 let (mut levers, mut unknown) = (Vec::new(), Vec::new());
                 for id in ids {
                     match self.levers.undo(id, operator) {
-                        Some(lever) => levers.push(lever.snapshot(Clock.now())),
+                        Some(lever) => levers.push(self.record("delete", &lever, operator)),
                         None => unknown.push(id),
                     }
                 }
@@ -194,6 +210,9 @@ impl ControlServer {
     }
 
     async fn pull(&self, pull: PullRequest, operator: &mut Operator) -> ControlAnswer {
+        if pull.action == PullAction::Bypass(Switch::Off) {
+            return self.end_bypass(pull.claimed_name, operator);
+        }
         let dry_run = pull.dry_run;
         let facts = (self.facts)();
         let mut spec = match lever_spec(pull, operator) {
@@ -201,7 +220,11 @@ impl ControlServer {
             Err(lines) => return ControlAnswer::Error { lines },
         };
         let mut notes = notes(&spec, facts);
-        if spec.spared.is_some() {
+        match self.check_total(&spec) {
+            Ok(note) => notes.extend(note),
+            Err(lines) => return ControlAnswer::Error { lines },
+        }
+        if spec.action.setting().is_none() && spec.spared.is_some() {
             let own_user = self.own_user(facts, LATE_OWN_USER_TIMEOUT).await;
             if own_user.is_none() && facts.has_credential {
                 notes.push("weir's own user is not known: it is not spared".to_owned());
@@ -223,11 +246,77 @@ impl ControlServer {
         let now = Clock.now();
         match self.levers.pull(now, spec, operator) {
             Ok(lever) => ControlAnswer::Pulled {
-                lever: Box::new(lever.snapshot(now)),
+                lever: Box::new(self.record("create", &lever, operator)),
                 notes,
             },
             Err(TooManyLevers) => ControlAnswer::error(format!(
                 "there are {MAX_LEVERS} levers already; undo one first"
+            )),
+        }
+    }
+
+    /// Writes to the audit log what an operator has done to a lever. Returns the lever.
+    fn record(&self, verb: &'static str, lever: &Lever, operator: &Operator) -> LeverSnapshot {
+        let snapshot = lever.snapshot(Clock.now());
+        (self.audit)(LeverEvent {
+            verb,
+            id: snapshot.id,
+            lever: snapshot.summary(),
+            remaining: snapshot.remaining(),
+            reason: snapshot.reason.clone(),
+            uid: operator.uid,
+            pid: operator.pid,
+            claimed_name: operator.claimed_name.clone(),
+            at: Timestamp::try_from(Clock.wall()).unwrap_or_default(),
+        });
+        snapshot
+    }
+
+    fn drain(&self, claimed_name: Option<String>, operator: &mut Operator) -> ControlAnswer {
+        if let Err(lines) = set_claimed_name(operator, claimed_name) {
+            return ControlAnswer::Error { lines };
+        }
+        info!(
+            uid = operator.uid,
+            pid = operator.pid,
+            claimed_name = operator.claimed_name,
+            "weir ctl drain: this process ends"
+        );
+        self.drain.request_stop();
+        ControlAnswer::Draining {
+            requests: self.drain.open_requests(),
+            watches: self.drain.open_watches(),
+        }
+    }
+
+    fn end_bypass(&self, claimed_name: Option<String>, operator: &mut Operator) -> ControlAnswer {
+        if let Err(lines) = set_claimed_name(operator, claimed_name) {
+            return ControlAnswer::Error { lines };
+        }
+        match self.levers.end_bypass(operator) {
+            Some(lever) => ControlAnswer::Undone {
+                levers: vec![self.record("delete", &lever, operator)],
+                unknown: Vec::new(),
+            },
+            None => ControlAnswer::error("no bypass is in force"),
+        }
+    }
+
+    /// Compares a total with the API server's own. Returns what there is to know of it.
+    fn check_total(&self, spec: &LeverSpec) -> Result<Option<String>, Vec<String>> {
+        let Some(LeverSetting::Total(TotalOverride::Seats(seats))) = spec.action.setting() else {
+            return Ok(None);
+        };
+        let is_forced = spec.spared.is_none();
+        match self.total.server_seats() {
+            Some(own) if u64::from(seats) > own && !is_forced => Err(vec![
+                format!("the API server has {own} seats of its own: a total of {seats} is more"),
+                "nothing was done; --force sets it".to_owned(),
+            ]),
+            Some(_) => Ok(None),
+            None => Ok(Some(
+                "the API server's own seats are not known: the total is not compared with them"
+                    .to_owned(),
             )),
         }
     }
@@ -274,7 +363,7 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
         reason,
         claimed_name,
         force,
-        dry_run: _,
+        dry_run,
     } = pull;
     let mut faults = Vec::new();
     let mut check = |is_right: bool, fault: &str| {
@@ -282,7 +371,6 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
             faults.push(fault.to_owned());
         }
     };
-    check(!target.is_empty(), "a target names at least one field");
     let has_few = target.value_count() <= MAX_VALUES;
     check(
         has_few,
@@ -309,7 +397,21 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
             );
             LeverAction::Limit { qps, in_flight }
         }
+        PullAction::Bypass(_) => LeverAction::Set(LeverSetting::Bypass),
+        PullAction::DryRun(dry_run) => {
+            LeverAction::Set(LeverSetting::DryRun(dry_run == Switch::On))
+        }
+        PullAction::Total(total) => LeverAction::Set(LeverSetting::Total(total)),
     };
+    if action.setting().is_none() {
+        check(!target.is_empty(), "a target names at least one field");
+    } else {
+        let is_plain = target.is_empty() && limits == [None, None] && !dry_run;
+        check(
+            is_plain,
+            "a setting has no target, no limits and no dry run",
+        );
+    }
     if let Err(more) = set_claimed_name(operator, claimed_name) {
         faults.extend(more);
     }
@@ -340,6 +442,28 @@ fn set_claimed_name(operator: &mut Operator, claimed: Option<String>) -> Result<
 /// What an operator has to know of a lever besides what it does.
 fn notes(spec: &LeverSpec, facts: ControlFacts) -> Vec<String> {
     let mut notes = Vec::new();
+    if let Some(setting) = spec.action.setting() {
+        if setting == LeverSetting::Bypass {
+            notes.push(
+                "what stays: authentication, levers that block and limit, and the bounds on memory, heads, upgrades and connections"
+                    .to_owned(),
+            );
+        }
+        if facts.has_replicas {
+            notes.push(
+                match setting {
+                    LeverSetting::Bypass | LeverSetting::DryRun(_) => {
+                        "only this weir was reached; each replica has its own levers"
+                    }
+                    LeverSetting::Total(_) => {
+                        "only this weir was reached: the other replicas keep their totals, and the least of all counts"
+                    }
+                }
+                .to_owned(),
+            );
+        }
+        return notes;
+    }
     if spec.spared.is_some() {
         notes.push(
             "spared: system:masters, nodes, the control plane, service accounts of kube-system, weir's own user, and probes \

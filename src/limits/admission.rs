@@ -70,11 +70,7 @@ impl Admission {
         };
         Ok(Permit {
             concurrency,
-            client_limits: None,
-            levers: LeverPermit::default(),
-            watch_start: None,
-            list: None,
-            forwarded_at: None,
+            ..Permit::default()
         })
     }
 
@@ -94,7 +90,7 @@ impl Admission {
     #[must_use]
     pub(crate) fn expected_list_bytes(&self, attributes: &AdmissionAttributes<'_>) -> Option<u64> {
         let AdmissionAttributes { info, user, .. } = attributes;
-        if !depends_on_count(info) || bypasses_fairness(info) {
+        if !depends_on_count(info) || bypasses_fairness(info) || self.is_dry_run() {
             return None;
         }
         match self {
@@ -106,12 +102,21 @@ impl Admission {
         }
     }
 
+    /// Whether the limiter only counts.
+    #[must_use]
+    pub(crate) fn is_dry_run(&self) -> bool {
+        match self {
+            Self::Fairness(controller) => controller.is_dry_run(),
+            Self::MaxInFlight(limit) => limit.is_dry_run(),
+        }
+    }
+
     /// Whether the request takes seats, and is queued or rejected where there are none.
     #[must_use]
     pub(crate) fn is_queued(&self, attributes: &AdmissionAttributes<'_>) -> bool {
         match self {
             Self::Fairness(controller) => {
-                !controller.is_dry_run()
+                !self.is_dry_run()
                     && !bypasses_fairness(attributes.info)
                     && !controller.is_exempt(attributes.info, attributes.user)
             }
@@ -131,7 +136,7 @@ impl Admission {
 
 /// The permit of an admitted request, held until the end of its response. Drop releases what it
 /// holds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Permit {
     /// What the limiter of concurrent requests granted; `None` if it does not count the request.
     concurrency: Option<ConcurrencyPermit>,

@@ -6,6 +6,9 @@
 //! requests, so that a request that does not wait never registers anywhere, and the control runtime
 //! wakes one task of each worker instead of every request.
 //!
+//! A lever that overrides a setting is handed on to what it sets, in the same step: a reload does not
+//! lift it, and what is configured is in force again with its end.
+//!
 //! Levers stay at a reload, and end with the process.
 
 use std::fmt;
@@ -19,13 +22,17 @@ use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::limits::limiters::Limiters;
 use crate::limits::rejection::Rejection;
+use crate::limits::total_finder::TotalFinder;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
 use weir_limits::AdmissionAttributes;
+use weir_limits::enforcement::{EnforcementOverride, EnforcementSwitch};
 use weir_limits::levers::{
-    Lever, LeverAction, LeverPermit, LeverSet, LeverSpec, MAX_LEVERS, TooManyLevers, format_seconds,
+    Lever, LeverAction, LeverPermit, LeverSet, LeverSetting, LeverSettings, LeverSpec, MAX_LEVERS,
+    TooManyLevers, format_seconds,
 };
 use weir_limits::rate::clients::enforcer::RequestSource;
 
@@ -39,9 +46,27 @@ pub struct Levers {
     /// What is in `in_force`, in one number, for requests. Written after `in_force` (release, read
     /// by acquire), so that a request that sees a lever here finds it there.
     summary: AtomicU64,
-    /// The id of the latest lever. Also held while the set changes. Nothing is awaited under it.
-    changes: Mutex<watch::Sender<u64>>,
+    /// What requests that wait have to know. Also held while the set changes. Nothing is awaited under it.
+    changes: Mutex<watch::Sender<Announcement>>,
+    /// `None` where requests alone are checked.
+    limits: Option<OverriddenLimits>,
+    enforcement: Arc<EnforcementSwitch>,
     metrics: LeverMetrics,
+}
+
+/// The limits whose settings levers override.
+#[derive(Debug)]
+pub(crate) struct OverriddenLimits {
+    pub(crate) total: Arc<TotalFinder>,
+    pub(crate) limiters: Arc<Limiters>,
+}
+
+/// What requests that wait have to know of the levers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Announcement {
+    /// The id of the latest lever.
+    latest: u64,
+    enforcement: EnforcementOverride,
 }
 
 #[derive(Debug)]
@@ -50,7 +75,7 @@ struct LeverMetrics {
     rejections: IntCounterVec,
 }
 
-/// The id of the latest lever, and the number of levers in force.
+/// The id of the latest lever, and the number of levers that requests are checked against.
 #[derive(Clone, Copy)]
 struct SetSummary {
     latest: u64,
@@ -60,7 +85,7 @@ struct SetSummary {
 impl SetSummary {
     fn of(set: &LeverSet) -> u64 {
         const { assert!(MAX_LEVERS < 1 << COUNT_BITS) }
-        set.latest() << COUNT_BITS | saturating_u64(set.len())
+        set.latest() << COUNT_BITS | saturating_u64(set.checked_count())
     }
 
     const fn from_bits(bits: u64) -> Self {
@@ -112,10 +137,23 @@ impl fmt::Display for Operator {
 }
 
 impl Levers {
-    /// No lever.
+    /// No lever, of requests only.
     #[must_use]
     pub fn new(registry: &Registry) -> Arc<Self> {
+        Self::build(registry, None)
+    }
+
+    /// No lever, of requests or of these limits.
+    #[must_use]
+    pub(crate) fn of_limits(registry: &Registry, limits: OverriddenLimits) -> Arc<Self> {
+        Self::build(registry, Some(limits))
+    }
+
+    fn build(registry: &Registry, limits: Option<OverriddenLimits>) -> Arc<Self> {
+        let enforcement = limits.as_ref().map(|limits| limits.limiters.enforcement());
         Arc::new(Self {
+            enforcement: enforcement.map(Arc::clone).unwrap_or_default(),
+            limits,
             in_force: ArcSwap::default(),
             summary: AtomicU64::new(0),
             changes: Mutex::default(),
@@ -169,13 +207,25 @@ impl Levers {
         self.in_force.load().by_age()
     }
 
-    /// Announces each new lever, by its id.
+    /// Whether requests pass without limits, except those of levers.
     #[must_use]
-    pub(crate) fn announcements(&self) -> watch::Receiver<u64> {
+    pub(crate) fn lift_limits(&self) -> bool {
+        self.enforcement.get() == EnforcementOverride::Lifted
+    }
+
+    /// Whether a limit only counts now that is configured to do so (`configured`) or not to.
+    #[must_use]
+    pub(crate) fn is_dry_run(&self, configured: bool) -> bool {
+        self.enforcement.is_dry_run(configured)
+    }
+
+    /// Announces each new lever, and whether limits are enforced.
+    #[must_use]
+    pub(crate) fn announcements(&self) -> watch::Receiver<Announcement> {
         self.changes.lock().subscribe()
     }
 
-    /// Puts a lever in force.
+    /// Puts a lever in force, in place of one of the same setting.
     ///
     /// # Errors
     /// There are too many.
@@ -185,14 +235,23 @@ impl Levers {
         spec: LeverSpec,
         by: &Operator,
     ) -> Result<Arc<Lever>, TooManyLevers> {
-        let lever = self.change(|set| set.pull(now, spec))?;
+        let (overridden, lever) = self.change(|set| {
+            let overridden = set.remove_overridden(spec.action);
+            (overridden, set.pull(now, spec))
+        });
+        let lever = lever?;
+        if let Some(overridden) = overridden {
+            info!(id = overridden.id, by = lever.id, "a lever was replaced");
+        }
         let (qps, in_flight) = match lever.spec.action {
-            LeverAction::Block => (None, None),
+            LeverAction::Block | LeverAction::Set(_) => (None, None),
             LeverAction::Limit { qps, in_flight } => (qps, in_flight),
         };
+        let setting = lever.spec.action.setting();
         info!(
             id = lever.id,
             action = lever.spec.action.label(),
+            value = setting.map(|setting| setting.to_string()),
             qps,
             in_flight,
             target = %lever.spec.target,
@@ -221,6 +280,15 @@ impl Levers {
             "a lever was undone"
         );
         Some(lever)
+    }
+
+    /// Ends the bypass of all limits. `None` if there is none.
+    pub(crate) fn end_bypass(&self, by: &Operator) -> Option<Arc<Lever>> {
+        let levers = self.in_force();
+        let is_bypass =
+            |lever: &&Arc<Lever>| lever.spec.action.setting() == Some(LeverSetting::Bypass);
+        let id = levers.iter().find(is_bypass)?.id;
+        self.undo(id, by)
     }
 
     /// Ends levers in time. Never returns.
@@ -256,21 +324,30 @@ impl Levers {
         }
     }
 
-    /// Changes the set, and announces it if it has a new lever.
+    /// Changes the set, and announces what requests that wait have to know.
     fn change<T>(&self, change: impl FnOnce(&mut LeverSet) -> T) -> T {
         let announcements = self.changes.lock();
         let mut set = LeverSet::clone(&self.in_force.load());
         let result = change(&mut set);
-        for label in ["block", "limit"] {
+        for label in LeverAction::LABELS {
             let levers = set.by_age();
             let count = levers.iter().filter(|one| one.spec.action.label() == label);
             let gauge = self.metrics.in_force.with_label_values(&[label]);
             gauge.set(saturating_i64(count.count()));
         }
+        let LeverSettings { enforcement, total } = set.settings();
+        if let Some(limits) = &self.limits {
+            limits.total.set_lever(Clock.now(), total);
+            limits.limiters.set_enforcement(enforcement);
+        }
         let (latest, summary) = (set.latest(), SetSummary::of(&set));
+        let new = Announcement {
+            latest,
+            enforcement,
+        };
         self.in_force.store(Arc::new(set));
         self.summary.store(summary, Ordering::Release);
-        announcements.send_if_modified(|announced| std::mem::replace(announced, latest) != latest);
+        announcements.send_if_modified(|announced| std::mem::replace(announced, new) != new);
         result
     }
 }

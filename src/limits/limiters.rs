@@ -18,13 +18,14 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::flowcontrol::controller::{Controller, ControllerConfig, SeatUse};
+use crate::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, SeatUse};
 use crate::flowcontrol::sources::{FlowcontrolSources, LiveObjects};
 use crate::handover::message::HeldSeats;
 use crate::limits::admission::Admission;
 use weir_base::metrics::Registry;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::document::SourceLocation;
+use weir_limits::enforcement::{EnforcementOverride, EnforcementSwitch};
 use weir_limits::in_flight::InFlightMetrics;
 use weir_limits::max_in_flight::{InFlightLimit, MaxInFlight, MaxInFlightConfig};
 
@@ -32,6 +33,7 @@ use weir_limits::max_in_flight::{InFlightLimit, MaxInFlight, MaxInFlightConfig};
 #[derive(Debug)]
 pub(crate) struct Limiters {
     in_flight: Arc<InFlightMetrics>,
+    enforcement: Arc<EnforcementSwitch>,
     /// Held for one change; nothing is awaited under it.
     kept: Mutex<KeptLimiters>,
     registry: Registry,
@@ -40,7 +42,7 @@ pub(crate) struct Limiters {
 /// What is limited, and what it needs. All numbers are seats, or slots of max-in-flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolUse {
-    /// The configured total of all replicas. Zero if this is not what limits.
+    /// The total of all replicas. Zero if this is not what limits.
     pub(crate) total: u32,
     /// What this process may use of it.
     pub(crate) share: u32,
@@ -69,7 +71,12 @@ enum Totals {
 struct KeptLimiters {
     fairness: Option<Arc<LiveObjects>>,
     max_in_flight: Option<Arc<MaxInFlight>>,
-    totals: Option<Totals>,
+    /// As configured.
+    configured: Option<Totals>,
+    /// Whether priority and fairness only counts, as configured.
+    is_dry_run: bool,
+    /// The total instead of the configured one, in seats: found by weir, or of a lever.
+    total: Option<u32>,
     /// What this process may use of the totals, if several replicas divide them.
     shares: Option<[u32; POOLS]>,
     /// What requests of the processes before this one hold, of both limiters, also of one that does
@@ -77,7 +84,27 @@ struct KeptLimiters {
     reserved: HeldSeats,
 }
 
+impl Totals {
+    /// So many seats. Max-in-flight has a third of them for mutating requests, as the defaults of
+    /// kube-apiserver's flags do.
+    fn with_total(self, total: u32) -> Self {
+        match self {
+            Self::Fairness(_) => Self::Fairness(total),
+            Self::MaxInFlight(_) => Self::MaxInFlight(MaxInFlightConfig::divided(total)),
+        }
+    }
+}
+
 impl KeptLimiters {
+    /// The totals in force.
+    fn totals(&self) -> Option<Totals> {
+        let configured = self.configured?;
+        Some(
+            self.total
+                .map_or(configured, |total| configured.with_total(total)),
+        )
+    }
+
     /// This process' part of so many seats.
     fn seats(&self, total: u32) -> u32 {
         let [seats, ..] = self.shares.unwrap_or([total; POOLS]);
@@ -101,7 +128,7 @@ impl KeptLimiters {
 
     /// Puts the totals and shares in force.
     fn resize(&self, now: Instant) {
-        match (self.totals, &self.fairness, &self.max_in_flight) {
+        match (self.totals(), &self.fairness, &self.max_in_flight) {
             (Some(Totals::Fairness(total)), Some(live), _) => {
                 live.controller().resize(now, self.seats(total));
             }
@@ -109,6 +136,14 @@ impl KeptLimiters {
                 limiter.set_limits(self.slots(config));
             }
             _ => {}
+        }
+    }
+
+    /// Whether priority and fairness is enforced.
+    fn enforcement(&self, switch: &EnforcementSwitch) -> Enforcement {
+        match switch.is_dry_run(self.is_dry_run) {
+            true => Enforcement::DryRun,
+            false => Enforcement::Enforce,
         }
     }
 
@@ -145,6 +180,7 @@ impl Limiters {
     pub(crate) fn new(registry: &Registry) -> Self {
         Self {
             in_flight: InFlightMetrics::new(registry),
+            enforcement: Arc::default(),
             kept: Mutex::default(),
             registry: registry.clone(),
         }
@@ -154,6 +190,25 @@ impl Limiters {
     #[must_use]
     pub(crate) const fn in_flight(&self) -> &Arc<InFlightMetrics> {
         &self.in_flight
+    }
+
+    /// What an operator says of the enforcement of all limits: of these, and of those that follow it.
+    #[must_use]
+    pub(crate) const fn enforcement(&self) -> &Arc<EnforcementSwitch> {
+        &self.enforcement
+    }
+
+    /// Changes that, also for limits that a reload puts in force.
+    pub(crate) fn set_enforcement(&self, to: EnforcementOverride) {
+        let kept = self.kept.lock();
+        self.enforcement.set(to);
+        if let Some(live) = &kept.fairness {
+            let enforcement = kept.enforcement(&self.enforcement);
+            live.controller().set_enforcement(enforcement);
+        }
+        if let Some(limiter) = &kept.max_in_flight {
+            limiter.set_dry_run(self.enforcement.is_dry_run(false));
+        }
     }
 
     /// The flow schemas and priority levels, in force or kept.
@@ -196,7 +251,7 @@ impl Limiters {
         let kept = self.kept.lock();
         let mut pools = [PoolUse::default(); POOLS];
         let [seats, slots @ ..] = &mut pools;
-        match (kept.totals, &kept.fairness, &kept.max_in_flight) {
+        match (kept.totals(), &kept.fairness, &kept.max_in_flight) {
             (Some(Totals::Fairness(total)), Some(live), _) => {
                 let SeatUse {
                     in_use,
@@ -234,7 +289,7 @@ impl Limiters {
     /// This process' part of the total, and the total.
     pub(crate) fn part_of_total(&self) -> (u32, u32) {
         let kept = self.kept.lock();
-        match kept.totals {
+        match kept.totals() {
             Some(Totals::Fairness(total)) => (kept.seats(total), total),
             Some(Totals::MaxInFlight(config)) => {
                 let total = config.read_only.as_number();
@@ -255,32 +310,33 @@ impl Limiters {
         kept.resize(now);
     }
 
-    /// Changes the total of the mode in force, of all replicas, in seats. Max-in-flight has a third
-    /// of it for mutating requests, as the defaults of kube-apiserver's flags do. Requests that wait
-    /// or execute keep their places.
-    pub(crate) fn set_total(&self, now: Instant, total: u32) {
+    /// Changes the total of the mode in force, of all replicas, in seats; `None` for the configured
+    /// one. Requests that wait or execute keep their places.
+    pub(crate) fn set_total(&self, now: Instant, total: Option<u32>) {
         let mut kept = self.kept.lock();
-        kept.totals = kept.totals.map(|totals| match totals {
-            Totals::Fairness(_) => Totals::Fairness(total),
-            Totals::MaxInFlight(_) => Totals::MaxInFlight(MaxInFlightConfig::divided(total)),
-        });
+        kept.total = total;
         kept.resize(now);
     }
 
-    /// Puts priority and fairness in force, with the objects of these files. The cluster's objects
-    /// that were in force before stay if `reads_cluster`. Max-in-flight admits no new requests, and
+    /// Puts priority and fairness in force, with the objects of these files, and with `total` instead
+    /// of the configured total. The cluster's objects that were in force before stay if
+    /// `reads_cluster`. Max-in-flight admits no new requests, and
     /// keeps those that it has.
     pub(crate) fn apply_fairness(
         &self,
         now: Instant,
         mut config: ControllerConfig,
+        total: Option<u32>,
         files: Vec<(Object, SourceLocation)>,
         reads_cluster: bool,
     ) -> LimiterInForce {
         let mut kept = self.kept.lock();
-        let total = config.server_concurrency_limit;
-        kept.totals = Some(Totals::Fairness(total));
-        config.server_concurrency_limit = kept.seats(total);
+        kept.configured = Some(Totals::Fairness(config.server_concurrency_limit));
+        kept.total = total;
+        kept.is_dry_run = config.enforcement == Enforcement::DryRun;
+        config.enforcement = kept.enforcement(&self.enforcement);
+        config.server_concurrency_limit =
+            kept.seats(total.unwrap_or(config.server_concurrency_limit));
         if let Some(limiter) = &kept.max_in_flight {
             limiter.hide_limits();
         }
@@ -311,16 +367,18 @@ impl Limiters {
         }
     }
 
-    /// Puts max-in-flight in force. Priority and fairness admits no new requests, and keeps those
+    /// Puts max-in-flight in force, with `total` instead of the configured one. Priority and fairness admits no new requests, and keeps those
     /// that it has.
     pub(crate) fn apply_max_in_flight(
         &self,
         now: Instant,
         config: MaxInFlightConfig,
+        total: Option<u32>,
     ) -> LimiterInForce {
         let mut kept = self.kept.lock();
-        kept.totals = Some(Totals::MaxInFlight(config));
-        let config = kept.slots(config);
+        kept.configured = Some(Totals::MaxInFlight(config));
+        kept.total = total;
+        let config = kept.slots(total.map_or(config, MaxInFlightConfig::divided));
         if let Some(live) = &kept.fairness {
             live.set_in_force(now, false);
         }
@@ -334,6 +392,7 @@ impl Limiters {
                 Arc::new(MaxInFlight::with_in_flight(config, in_flight, registry))
             }
         };
+        limiter.set_dry_run(self.enforcement.is_dry_run(false));
         kept.max_in_flight = Some(Arc::clone(&limiter));
         kept.apply_reserved(now);
         LimiterInForce {
@@ -349,7 +408,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::flowcontrol::controller::{Enforcement, RequestTimes};
+    use crate::flowcontrol::controller::RequestTimes;
     use crate::limits::admission::Permit;
     use crate::limits::rejection::Rejection;
     use weir_base::clock::Clock;
@@ -367,7 +426,7 @@ mod tests {
             enforcement: Enforcement::Enforce,
             consistent_reads_from_cache: true,
         };
-        limiters.apply_fairness(Clock.now(), config, Vec::new(), false)
+        limiters.apply_fairness(Clock.now(), config, None, Vec::new(), false)
     }
 
     fn max_in_flight(limiters: &Limiters) -> LimiterInForce {
@@ -375,7 +434,7 @@ mod tests {
             read_only: 3.into(),
             mutating: 1.into(),
         };
-        limiters.apply_max_in_flight(Clock.now(), config)
+        limiters.apply_max_in_flight(Clock.now(), config, None)
     }
 
     #[tokio::test]
@@ -407,6 +466,25 @@ mod tests {
         assert_eq!((seats.total, seats.in_use, read_only.total), (600, 1, 0));
         assert!(seats.rounding > 0 && seats.rounding < 12, "{seats:?}");
         drop(seat);
+    }
+
+    #[tokio::test]
+    async fn an_override_of_enforcement_stays_when_a_limiter_is_put_in_force() {
+        let limiters = Limiters::new(&Registry::new());
+        let _fairness = fairness(&limiters);
+        limiters.set_enforcement(EnforcementOverride::DryRun);
+        let limiter = max_in_flight(&limiters);
+        let mut permits = Vec::new();
+        for _ in 0..5 {
+            permits.push(read(&limiter).await.unwrap());
+        }
+        let [_, read_only, _] = limiters.pools();
+        assert_eq!((read_only.in_use, read_only.rejected), (3, 2));
+        let controller = fairness(&limiters).flowcontrol.unwrap();
+        assert!(controller.controller().is_dry_run());
+        limiters.set_enforcement(EnforcementOverride::Configured);
+        assert!(!controller.controller().is_dry_run());
+        assert!(read(&max_in_flight(&limiters)).await.is_err());
     }
 
     async fn read(limiter: &LimiterInForce) -> Result<Permit, Rejection> {

@@ -148,7 +148,8 @@ impl Rejection {
             Self::AbandonedBacklog => ABANDONED_REQUESTS,
             Self::Lever { lever, .. } => match lever.action {
                 LeverAction::Block => BLOCKED,
-                LeverAction::Limit { .. } => LEVER_LIMIT,
+                // A setting rejects nothing.
+                LeverAction::Limit { .. } | LeverAction::Set(_) => LEVER_LIMIT,
             },
             Self::ListBytes { .. } => LIST_BYTES,
             Self::MaxInFlight(_) => "max-in-flight",

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use parking_lot::Mutex;
 use prometheus::{Histogram, IntGauge};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::flag_values;
@@ -17,6 +18,7 @@ use weir_base::metrics::Registry;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_kubernetes::numeric::saturating_u32;
 use weir_limits::auto_total::{AutoTotal, ProposedTotal, TotalSignal, agreed_total};
+use weir_limits::levers::TotalOverride;
 
 /// kube-apiserver's default of both limits together, where it publishes none.
 const DEFAULT_SERVER_SEATS: u64 = 600;
@@ -84,6 +86,8 @@ pub(crate) struct TotalFinder {
     limiters: Arc<Limiters>,
     /// Locked for one step. Nothing is awaited under it.
     state: Mutex<State>,
+    /// Whether it is switched on. Changed with `state`.
+    is_on: watch::Sender<bool>,
     metrics: TotalMetrics,
 }
 
@@ -112,9 +116,20 @@ impl TotalMetrics {
     }
 }
 
+/// What `--max-requests-inflight` says.
+#[derive(Clone, Copy, Debug)]
+struct ConfiguredFinder {
+    config: AutoTotalConfig,
+    is_auto: bool,
+}
+
 #[derive(Debug, Default)]
 struct State {
-    /// `None` while the total is configured.
+    /// `None` until the first configuration.
+    configured: Option<ConfiguredFinder>,
+    /// The total of a lever. While it is a number, nothing is found.
+    lever: Option<TotalOverride>,
+    /// `None` while the total is a number.
     auto: Option<(AutoTotal, AutoTotalConfig)>,
     /// The seats of one API server.
     seats_of_server: Option<u64>,
@@ -156,6 +171,19 @@ impl State {
         })
     }
 
+    /// Whether a lever sets the total.
+    const fn is_set(&self) -> bool {
+        matches!(self.lever, Some(TotalOverride::Seats(_)))
+    }
+
+    /// The total instead of the configured one, if there is one.
+    fn total(&self) -> Option<u32> {
+        match self.lever {
+            Some(TotalOverride::Seats(seats)) => Some(seats),
+            Some(TotalOverride::Auto) | None => self.auto.as_ref().map(|_| self.in_force),
+        }
+    }
+
     /// The least and the greatest total.
     fn bounds(&self, config: AutoTotalConfig) -> (u32, u32) {
         let most = config.greatest_total(self.server_seats());
@@ -170,23 +198,48 @@ impl TotalFinder {
         Arc::new(Self {
             limiters: Arc::clone(limiters),
             state: Mutex::default(),
+            is_on: watch::Sender::new(false),
             metrics: TotalMetrics::register(registry),
         })
     }
 
-    /// Switches the finder on or off. Returns the total that is in force with `Some`.
-    pub(crate) fn configure(
+    /// Takes a configuration in. `apply` puts its limits in force, with the total instead of the
+    /// configured one; no lever changes that in between.
+    pub(crate) fn configure<T>(
         &self,
         now: Instant,
         config: AutoTotalConfig,
         is_auto: bool,
-    ) -> Option<u32> {
+        apply: impl FnOnce(Option<u32>) -> T,
+    ) -> T {
         let mut state = self.state.lock();
+        state.configured = Some(ConfiguredFinder { config, is_auto });
+        self.switch(&mut state, now);
+        apply(state.total())
+    }
+
+    /// Puts the total of a lever in force; `None` for what is configured or was found before.
+    pub(crate) fn set_lever(&self, now: Instant, lever: Option<TotalOverride>) {
+        let mut state = self.state.lock();
+        if state.lever == lever {
+            return;
+        }
+        state.lever = lever;
+        self.switch(&mut state, now);
+        self.limiters.set_total(now, state.total());
+    }
+
+    /// Switches the finder on or off.
+    fn switch(&self, state: &mut State, now: Instant) {
+        let Some(ConfiguredFinder { config, is_auto }) = state.configured else {
+            return;
+        };
         state.share = config.server_limit_share;
-        if !is_auto {
+        if !is_auto && state.lever != Some(TotalOverride::Auto) {
             state.auto = None;
+            self.is_on.send_replace(false);
             self.metrics.most.set(0);
-            return None;
+            return;
         }
         let (least, most) = state.bounds(config);
         if let Some((auto, configured)) = &mut state.auto {
@@ -201,7 +254,17 @@ impl TotalFinder {
         }
         self.metrics.most.set(most.into());
         state.in_force = state.in_force.min(most).max(least);
-        Some(state.in_force)
+        self.is_on.send_replace(true);
+    }
+
+    /// Whether it is switched on, now and later.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<bool> {
+        self.is_on.subscribe()
+    }
+
+    /// The seats of all API servers together, if they publish them.
+    pub(crate) fn server_seats(&self) -> Option<u64> {
+        self.state.lock().server_seats()
     }
 
     /// Records the seats that an API server publishes as its own, and how many requests it queues.
@@ -234,7 +297,8 @@ impl TotalFinder {
         pools.iter().map(value).fold(0, u32::saturating_add)
     }
 
-    /// What is wrong with a configured total. `None` if nothing is, or if weir finds it by itself.
+    /// What is wrong with a configured total. `None` if nothing is, or if weir finds it by itself or a
+    /// lever sets it.
     pub(crate) fn warning(&self) -> Option<String> {
         let (seats, own) = (
             self.pool_sum(|pool| pool.total),
@@ -254,7 +318,7 @@ impl TotalFinder {
                 .collect()
         });
         let state = self.state.lock();
-        if state.auto.is_some() {
+        if state.auto.is_some() || state.is_set() {
             return None;
         }
         let total = ConfiguredTotal {
@@ -326,7 +390,11 @@ impl TotalFinder {
 
     /// Records that requests wait for a seat, or were rejected for want of one.
     pub(crate) fn record_limiting(&self) {
-        if let Some((auto, _)) = &mut self.state.lock().auto {
+        let mut state = self.state.lock();
+        if state.is_set() {
+            return;
+        }
+        if let Some((auto, _)) = &mut state.auto {
             auto.record_limiting();
         }
     }
@@ -337,6 +405,10 @@ impl TotalFinder {
             self.metrics.probes.observe(time.as_secs_f64());
         }
         let mut state = self.state.lock();
+        // What the API server does under another total says nothing of this one.
+        if state.is_set() {
+            return;
+        }
         // Without load means without that of the other replicas, too.
         if matches!(signal, TotalSignal::Unloaded(_))
             && state.others.iter().any(|other| other.is_measured)
@@ -369,7 +441,10 @@ impl TotalFinder {
             return;
         }
         (state.in_force, state.reason) = (total, reason);
-        self.limiters.set_total(now, total);
+        self.limiters.set_total(now, state.total());
+        if state.is_set() {
+            return;
+        }
         let (logged, to) = (f64::from(state.logged.max(1)), f64::from(total.max(1)));
         if to > logged * LOGGED_CHANGE || to < logged / LOGGED_CHANGE {
             let read_ms = median.map(|time| time.as_millis());
@@ -406,6 +481,7 @@ mod tests {
     use crate::flowcontrol::controller::{ControllerConfig, Enforcement};
     use weir_base::clock::Clock;
     use weir_limits::auto_total::Overload;
+    use weir_limits::max_in_flight::MaxInFlightConfig;
 
     #[test]
     fn the_defaults_are_those_of_the_flags() {
@@ -417,6 +493,78 @@ mod tests {
         assert!((server_limit_share - 0.9).abs() < 1e-9);
     }
 
+    /// Priority and fairness with 50 seats, unless the total is found.
+    fn configured(is_auto: bool) -> (Arc<Limiters>, Arc<TotalFinder>) {
+        let registry = Registry::new();
+        let limiters = Arc::new(Limiters::new(&registry));
+        let finder = TotalFinder::new(&limiters, &registry);
+        reload(&limiters, &finder, is_auto, 50);
+        (limiters, finder)
+    }
+
+    fn reload(limiters: &Limiters, finder: &TotalFinder, is_auto: bool, seats: u32) {
+        let fairness = ControllerConfig {
+            server_concurrency_limit: seats,
+            request_timeout: Duration::from_secs(60),
+            enforcement: Enforcement::Enforce,
+            consistent_reads_from_cache: true,
+        };
+        let (now, config) = (Clock.now(), AutoTotalConfig::default());
+        finder.configure(now, config, is_auto, |total| {
+            limiters.apply_fairness(now, fairness, total, Vec::new(), false)
+        });
+    }
+
+    #[test]
+    fn the_total_of_a_lever_stays_at_a_reload_and_ends_with_what_is_configured() {
+        let (limiters, finder) = configured(false);
+        let now = Clock.now();
+        let total = || limiters.pools()[0].total;
+        finder.set_lever(now, Some(TotalOverride::Seats(200)));
+        assert_eq!(total(), 200);
+        reload(&limiters, &finder, false, 60);
+        assert_eq!(total(), 200);
+        let slots = MaxInFlightConfig {
+            read_only: 7.into(),
+            mutating: 3.into(),
+        };
+        let config = AutoTotalConfig::default();
+        finder.configure(now, config, false, |total| {
+            limiters.apply_max_in_flight(now, slots, total)
+        });
+        let slots = || limiters.pools().map(|pool| pool.total);
+        assert_eq!(slots(), [0, 134, 66]);
+        finder.set_lever(now, None);
+        assert_eq!(slots(), [0, 7, 3]);
+        reload(&limiters, &finder, false, 60);
+        assert_eq!(total(), 60);
+        let is_on = finder.subscribe();
+        finder.set_lever(now, Some(TotalOverride::Auto));
+        assert_eq!((total(), *is_on.borrow()), (540, true));
+        finder.set_lever(now, None);
+        assert_eq!((total(), *is_on.borrow()), (60, false));
+    }
+
+    #[test]
+    fn what_was_found_is_in_force_again_after_a_lever_whatever_was_measured_meanwhile() {
+        let (limiters, finder) = configured(true);
+        let now = Clock.now();
+        let total = || limiters.pools()[0].total;
+        let overload = TotalSignal::Overload(Overload::Rejected);
+        finder.record(now + Duration::from_secs(2), overload);
+        let found = total();
+        assert!(found < 540, "{found}");
+        finder.set_lever(now, Some(TotalOverride::Seats(100)));
+        reload(&limiters, &finder, true, 50);
+        finder.record_limiting();
+        finder.record(now + Duration::from_secs(9), overload);
+        finder.follow_bounds(now);
+        assert_eq!(total(), 100);
+        assert_eq!(finder.warning(), None);
+        finder.set_lever(now, None);
+        assert_eq!(total(), found);
+    }
+
     #[test]
     fn the_total_follows_the_server_its_bounds_and_the_configuration() {
         let registry = Registry::new();
@@ -424,7 +572,7 @@ mod tests {
         let finder = TotalFinder::new(&limiters, &registry);
         let now = Clock.now();
         let config = AutoTotalConfig::default();
-        let total = finder.configure(now, config, true).unwrap();
+        let total = finder.configure(now, config, true, Option::unwrap);
         assert_eq!(total, 540, "0.9 of kube-apiserver's 600");
         let fairness = ControllerConfig {
             server_concurrency_limit: total,
@@ -432,7 +580,7 @@ mod tests {
             enforcement: Enforcement::Enforce,
             consistent_reads_from_cache: true,
         };
-        limiters.apply_fairness(now, fairness, Vec::new(), false);
+        limiters.apply_fairness(now, fairness, Some(total), Vec::new(), false);
         let in_force = || limiters.pools()[0].total;
         finder.record_server(Some(100), 0);
         finder.follow_bounds(now);
@@ -448,7 +596,7 @@ mod tests {
             "five for each of the seven levels that have seats"
         );
         assert_eq!(
-            finder.configure(now, config, true),
+            finder.configure(now, config, true, |total| total),
             Some(35),
             "a reload keeps it"
         );
@@ -474,7 +622,7 @@ mod tests {
         finder.set_others(later, Vec::new());
         finder.record(later, unloaded);
         assert_eq!(target(), Duration::from_secs(3), "it is far away");
-        assert_eq!(finder.configure(now, config, false), None);
+        assert_eq!(finder.configure(now, config, false, |total| total), None);
         assert!(finder.found().is_none() && finder.proposal(now).is_none());
         let warning = finder.warning().unwrap();
         assert!(

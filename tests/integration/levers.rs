@@ -8,23 +8,26 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ::weir::app::App;
-use ::weir::config::{AdmissionConfig, FlowcontrolConfig};
+use ::weir::config::{AdmissionConfig, Config, FlowcontrolConfig};
 use ::weir::control::ControlConfig;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::identity::TokenFile;
 use ::weir::limits::watch_starts::MAX_STARTING;
 use ::weir_kubernetes::document;
+use ::weir_limits::rate::events::config::LimitType;
 use ::weir_limits::throttling::token_bucket::Rate;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::rate_limits::alice_rule_for_verbs;
+use crate::rate_limits::{EVENTS, alice_rule_for_verbs, event_limit, event_limits};
+use crate::support::certificates::pki;
 use crate::support::client::{TestCall, TestClient, TestRequest};
 use crate::support::fake_upstream::{Exchange, FakeUpstream};
 use crate::support::process::{ConfigDir, FinishedRun, WeirProcess, required_flags, run};
+use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::{ROOT, Weir, WeirBuilder};
 use crate::support::{HttpVersion, eventually, weir, within};
 
@@ -81,6 +84,10 @@ impl ControlledWeir {
 
     /// With one seat for alice and bob together.
     async fn narrow() -> Self {
+        Self::narrow_with(Enforcement::Enforce).await
+    }
+
+    async fn narrow_with(enforcement: Enforcement) -> Self {
         Self::start_with(|builder| {
             let mut errors = document::Diagnostics::default();
             let nodes = document::parse_all("narrow.yaml", NARROW_MANIFEST, &mut errors);
@@ -91,7 +98,7 @@ impl ControlledWeir {
                     config: controller::ControllerConfig {
                         server_concurrency_limit: 1,
                         request_timeout: Duration::from_secs(400),
-                        enforcement: Enforcement::Enforce,
+                        enforcement,
                         consistent_reads_from_cache: true,
                     },
                     sources: FlowcontrolConfig::from_objects("test", objects),
@@ -516,7 +523,7 @@ async fn what_is_no_request_gets_an_answer_that_says_why() {
     for (line, expected) in [
         ("\n".to_owned(), "not a request"),
         ("{}\n".to_owned(), "missing field `command`"),
-        ("{\"command\":\"drain\"}\n".to_owned(), "unknown variant"),
+        ("{\"command\":\"shoot\"}\n".to_owned(), "unknown variant"),
         ("{\"command\":\"list\"}".to_owned(), "one line"),
         ("x".repeat(256 << 10), "one line of at most"),
         (with("target", json!({})), "at least one field"),
@@ -544,6 +551,8 @@ async fn what_is_no_request_gets_an_answer_that_says_why() {
         (with("qps", json!(1)), "a block has no limits"),
         (with("action", json!("limit")), "--qps or --inflight"),
         (with("action", json!("drain")), "unknown variant"),
+        (with("action", json!({"total": "0"})), "at least 1, or auto"),
+        (with("action", json!({"total": "5"})), "has no target"),
     ] {
         let lines = error_lines(&control_line(&weir.socket, line.as_bytes()).await);
         assert!(lines.contains(expected), "{expected}: {lines}");
@@ -590,6 +599,275 @@ async fn a_stale_socket_is_replaced_and_neither_another_file_nor_a_socket_that_a
     assert_eq!(list["answer"], "levers");
 }
 
+const SEATS: &str = "weir_server_concurrency_limit_seats";
+
+/// A request for a total.
+fn total(total: &str) -> Value {
+    json!({"command": "pull", "action": {"total": total}})
+}
+
+#[tokio::test]
+async fn a_total_admits_what_waits_and_what_is_configured_is_in_force_after_it() {
+    let mut weir = ControlledWeir::narrow().await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    let first = weir.hold(&mut bob).await;
+    let waiting = alice.send(TestRequest::get(LIST)).await;
+    weir.weir.wait_for_metric(QUEUED, 1.0).await;
+    let id = weir.pull(total("1000")).await;
+    let second = (waiting, weir.upstream.next_exchange().await);
+    assert_eq!(weir.weir.metric(SEATS).await, 1000.0);
+    assert_eq!(weir.weir.metric("weir_levers{action=\"total\"}").await, 1.0);
+    let status = weir.weir.get_admin("/status.json").await;
+    let status: Value = serde_json::from_str(status.text()).unwrap();
+    assert_eq!(status["levers"][0]["value"], "1000");
+
+    let other = weir.pull(total("auto")).await;
+    let list = weir.control(json!({"command": "list"})).await;
+    let levers = list["levers"].as_array().unwrap();
+    assert_eq!(levers.len(), 1, "it takes the place of the first: {list}");
+    assert_eq!(weir.weir.metric(SEATS).await, 540.0, "0.9 of 600");
+    let undone = weir
+        .control(json!({"command": "undo", "ids": [id, other]}))
+        .await;
+    assert_eq!(undone["unknown"], json!([id]));
+    assert_eq!(weir.weir.metric(SEATS).await, 1.0);
+    let third = alice.send(TestRequest::get(LIST)).await;
+    weir.weir.wait_for_metric(QUEUED, 1.0).await;
+    for (call, exchange) in [first, second] {
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
+    weir.upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(third.response().await.status, 200);
+
+    let mut short = total("7");
+    short["forMs"] = 300.into();
+    weir.pull(short).await;
+    weir.weir.wait_for_metric(SEATS, 1.0).await;
+}
+
+#[tokio::test]
+async fn a_total_above_the_seats_of_the_api_server_is_refused_unless_it_is_forced() {
+    let mut weir = ControlledWeir::start_with(|builder| {
+        let poll_period = Duration::from_secs(3600);
+        let with_polls = |config: &mut Config| config.object_count_poll_period = poll_period;
+        builder.own_token("own").with(with_polls)
+    })
+    .await;
+    let answer = weir.control(total("300")).await;
+    let notes = answer["notes"].to_string();
+    assert!(notes.contains("own seats are not known"), "{answer}");
+    loop {
+        let exchange = weir.upstream.next_exchange().await;
+        if exchange.request.target == "/metrics" {
+            let seats = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"one\"} 300\n";
+            exchange.respond(200, seats).await;
+            break;
+        }
+        exchange.respond(404, "{}").await;
+    }
+    let lines = eventually("a refusal", async || {
+        let answer = weir.control(total("301")).await;
+        (answer["answer"] == "error").then(|| error_lines(&answer))
+    })
+    .await;
+    assert!(
+        lines.contains("has 300 seats of its own: a total of 301 is more"),
+        "{lines}"
+    );
+    assert!(lines.contains("--force"), "{lines}");
+    weir.pull(total("300")).await;
+    let mut forced = total("301");
+    forced["force"] = true.into();
+    weir.pull(forced).await;
+}
+
+fn dry_run(value: &str) -> Value {
+    json!({"command": "pull", "action": {"dryRun": value}})
+}
+
+fn bypass(value: &str) -> Value {
+    json!({"command": "pull", "action": {"bypass": value}})
+}
+
+#[tokio::test]
+async fn in_a_dry_run_and_a_bypass_what_waits_for_a_seat_passes_and_so_does_what_comes() {
+    for lever in [dry_run("on"), bypass("on")] {
+        let mut weir = ControlledWeir::narrow().await;
+        let (mut alice, mut bob) = (weir.alice(), weir.bob());
+        let mut held = vec![weir.hold(&mut bob).await];
+        let waiting = alice.send(TestRequest::get(LIST)).await;
+        weir.weir.wait_for_metric(QUEUED, 1.0).await;
+        let id = weir.pull(lever).await;
+        held.push((waiting, weir.upstream.next_exchange().await));
+        held.push(weir.hold(&mut alice).await);
+        weir.control(json!({"command": "undo", "ids": [id]})).await;
+        let waiting = alice.send(TestRequest::get(LIST)).await;
+        eventually("a request that waits", async || {
+            (weir.weir.metric(QUEUED).await >= 1.0).then_some(())
+        })
+        .await;
+        weir.upstream.assert_no_request();
+        for (call, exchange) in held {
+            exchange.respond(200, "{}").await;
+            assert_eq!(call.response().await.status, 200);
+        }
+        weir.upstream.next_exchange().await.respond(200, "{}").await;
+        assert_eq!(waiting.response().await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn what_is_configured_as_a_dry_run_is_enforced_until_the_lever_ends() {
+    let mut weir = ControlledWeir::narrow_with(Enforcement::DryRun).await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    let first = weir.hold(&mut bob).await;
+    let id = weir.pull(dry_run("off")).await;
+    let waiting = alice.send(TestRequest::get(LIST)).await;
+    weir.weir.wait_for_metric(QUEUED, 1.0).await;
+    weir.upstream.assert_no_request();
+    weir.control(json!({"command": "undo", "ids": [id]})).await;
+    let second = (waiting, weir.upstream.next_exchange().await);
+    for (call, exchange) in [first, second] {
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn max_in_flight_and_event_limits_only_count_in_a_dry_run() {
+    let rates = event_limits(vec![event_limit(LimitType::Server, 1)], true);
+    let mut weir = ControlledWeir::start_with(|builder| builder.limits(1, 1).rates(rates)).await;
+    let mut alice = weir.alice();
+    let held = weir.hold(&mut alice).await;
+    let spent = alice.send(TestRequest::post(EVENTS, "{}")).await;
+    weir.upstream.next_exchange().await.respond(201, "{}").await;
+    assert_eq!(spent.response().await.status, 201);
+    let causes = async |alice: &mut TestClient| {
+        let list = alice.get(LIST).await.kube_status().cause;
+        let event = alice.request(TestRequest::post(EVENTS, "{}")).await;
+        [list, event.kube_status().cause]
+    };
+    let expected = ["weir/max-requests-inflight", "weir/event-rate-limit"];
+    assert_eq!(causes(&mut alice).await, expected);
+    let id = weir.pull(dry_run("on")).await;
+    weir.assert_passes(&mut alice).await;
+    let event = alice.send(TestRequest::post(EVENTS, "{}")).await;
+    weir.upstream.next_exchange().await.respond(201, "{}").await;
+    assert_eq!(event.response().await.status, 201);
+    let status = weir.weir.get_admin("/status.json").await;
+    let status: Value = serde_json::from_str(status.text()).unwrap();
+    assert_eq!(status["dryRun"], true);
+    assert_eq!(status["rateLimits"][0]["dryRun"], true, "{status}");
+    assert_eq!(status["rateLimits"][0]["rejected"], 2, "it counts");
+    weir.control(json!({"command": "undo", "ids": [id]})).await;
+    assert_eq!(causes(&mut alice).await, expected);
+    held.1.respond(200, "{}").await;
+    assert_eq!(held.0.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn client_limits_follow_a_dry_run_and_end_with_a_bypass() {
+    let lines = "  limitResponse: Delay\n  maxDelay: 1m0s\n";
+    let mut rates = alice_rule_for_verbs("'*'", lines);
+    rates.clients[0].requests = Some(Rate::from_share(0.02, 1.0)); // one in 50 s
+    for lever in [dry_run("on"), bypass("on")] {
+        let rates = rates.clone();
+        let mut weir = ControlledWeir::start_with(|builder| builder.rates(rates)).await;
+        let mut alice = weir.alice();
+        weir.assert_passes(&mut alice).await;
+        let delayed = alice.send(TestRequest::get(LIST)).await;
+        // weir answers this one itself, after the one before it.
+        assert_eq!(alice.get("/api/v1/watch").await.status, 500);
+        weir.upstream.assert_no_request();
+        weir.pull(lever).await;
+        weir.upstream.next_exchange().await.respond(200, "{}").await;
+        assert_eq!(delayed.response().await.status, 200);
+        weir.assert_passes(&mut alice).await;
+    }
+    let mut rates = alice_rule_for_verbs("'*'", "  dryRun: true\n");
+    rates.clients[0].requests = Some(Rate::from_share(0.02, 1.0));
+    let mut weir = ControlledWeir::start_with(|builder| builder.rates(rates)).await;
+    let mut alice = weir.alice();
+    for _ in 0..2 {
+        weir.assert_passes(&mut alice).await;
+    }
+    weir.pull(dry_run("off")).await;
+    let rejected = alice.get(LIST).await;
+    assert_eq!(rejected.kube_status().cause, "weir/client-limit");
+}
+
+#[tokio::test]
+async fn a_bypass_lifts_limits_and_nothing_else() {
+    let mut weir =
+        ControlledWeir::start_with(|builder| builder.limits(1, 1).max_connections(3)).await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    weir.pull(bypass("on")).await;
+    let held = [weir.hold(&mut bob).await, weir.hold(&mut bob).await];
+
+    // A block stays, and one can be set.
+    let block = weir.pull(block_alice()).await;
+    assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
+    weir.control(json!({"command": "undo", "ids": [block]}))
+        .await;
+
+    // So do authentication and the cleaning of headers.
+    let spoofed = || TestRequest::get(LIST).header("x-remote-user", "root");
+    let call = bob.send(spoofed()).await;
+    let exchange = weir.upstream.next_exchange().await;
+    assert_eq!(exchange.request.headers.get("x-remote-user"), None);
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+    let own = &pki().alice;
+    let mut certified = weir.weir.with_certificate(HttpVersion::Http2, own);
+    let call = certified.send(spoofed()).await;
+    let exchange = weir.upstream.next_exchange().await;
+    assert_eq!(exchange.request.headers.all("x-remote-user"), ["alice"]);
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+
+    // So do the bounds on connections and heads.
+    let mut refused = RawHttp1::new(weir.weir.connect_tcp().await);
+    refused.reader.wait_for_close().await;
+    let refused = "weir_client_connections_refused_total";
+    assert_eq!(weir.weir.metric(refused).await, 1.0);
+    let large = (0..130).fold(TestRequest::get(LIST), |request, n| {
+        request.header(&format!("x-{n}"), &"v".repeat(9000))
+    });
+    let mut call = certified.send(large).await;
+    if let Ok(head) = call.try_head().await {
+        assert_eq!(head.status, 431);
+    }
+    weir.upstream.assert_no_request();
+
+    for (call, exchange) in held {
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+    }
+    let ended = weir.control(bypass("off")).await;
+    assert_eq!(ended["levers"][0]["action"], "bypass", "{ended}");
+    let held = weir.hold(&mut bob).await;
+    let rejected = bob.get(LIST).await;
+    assert_eq!(rejected.kube_status().cause, "weir/max-requests-inflight");
+    held.1.respond(200, "{}").await;
+    let lines = error_lines(&weir.control(bypass("off")).await);
+    assert_eq!(lines, "no bypass is in force");
+}
+
+#[tokio::test]
+async fn a_bypass_keeps_the_memory_limit() {
+    let weir = ControlledWeir::start_with(|builder| {
+        builder.with(|config| config.memory_limit = 1) // far exceeded
+    })
+    .await;
+    weir.pull(bypass("on")).await;
+    weir.weir.wait_for_metric("weir_memory_pressure", 2.0).await;
+    let mut refused = RawHttp1::new(weir.weir.connect_tcp().await);
+    refused.reader.wait_for_close().await;
+    let refused = "weir_memory_limit_refused_connections_total";
+    assert_eq!(weir.weir.metric(refused).await, 1.0);
+}
+
 /// Runs `weir ctl` beside a weir.
 async fn ctl(weir: &WeirProcess, arguments: &[&str]) -> FinishedRun {
     let mut all = vec!["ctl", "--control-socket=control.sock"];
@@ -608,6 +886,7 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
             "--config=weir.yaml",
             "--token-auth-file=tokens.csv",
             "--control-socket=control.sock",
+            "--audit-log-path=audit.log",
         ]
         .map(str::to_owned),
     );
@@ -644,6 +923,29 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
     assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
     let list = ctl(&weir, &["list"]).await;
     assert!(list.stdout.contains("as carol"), "{}", list.stdout);
+    let total = ctl(&weir, &["total", "30", "--reason", "it is slow"]).await;
+    let expected = "lever 2 is in force for 10m0s: total 30";
+    assert!(total.stdout.starts_with(expected), "{}", total.stdout);
+    weir.files.write("weir.yaml", "maxRequestsInflight: 40\n");
+    weir.wait_for_metric("weir_config_generation", 3.0).await;
+    assert_eq!(weir.metric(SEATS).await, 30.0);
+    let undone = ctl(&weir, &["undo", "2"]).await;
+    assert_eq!(undone.stdout, "lever 2 has ended: total 30\n");
+    assert_eq!(
+        weir.metric(SEATS).await,
+        240.0,
+        "200 are for mutating requests"
+    );
+    let bypass = ctl(&weir, &["bypass", "on"]).await;
+    let expected = "lever 3 is in force for 10m0s: bypass on";
+    assert!(bypass.stdout.starts_with(expected), "{}", bypass.stdout);
+    assert!(bypass.stdout.contains("what stays:"), "{}", bypass.stdout);
+    weir.files.write("weir.yaml", "maxRequestsInflight: 50\n");
+    weir.wait_for_metric("weir_config_generation", 4.0).await;
+    assert_eq!(weir.metric("weir_levers{action=\"bypass\"}").await, 1.0);
+    let ended = ctl(&weir, &["bypass", "off"]).await;
+    assert_eq!(ended.stdout, "lever 3 has ended: bypass on\n");
+    assert_eq!(ctl(&weir, &["bypass", "off"]).await.code, Some(1));
     let seen = ctl(&weir, &["talkers"]).await;
     assert!(seen.stdout.contains("alice"), "{}", seen.stdout);
     let undone = ctl(&weir, &["undo", "1", "2"]).await;
@@ -664,6 +966,20 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
 
     weir.send_signal("TERM").await;
     assert!(weir.wait_for_exit().await.success());
+    let log = fs::read_to_string(weir.files.path().join("audit.log")).unwrap();
+    let events = log.lines().map(|line| serde_json::from_str(line).unwrap());
+    let events: Vec<Value> = events
+        .filter(|event: &Value| event["requestURI"] == "/weir/levers/1")
+        .collect();
+    let verbs: Vec<_> = events.iter().map(|event| &event["verb"]).collect();
+    assert_eq!(verbs, ["create", "delete"], "{log}");
+    let user = &events[0]["user"];
+    assert_eq!(user["username"], "weir:control-socket");
+    assert_eq!(user["extra"]["weir/claimed-name"], json!(["carol"]));
+    assert!(user["extra"]["weir/uid"].is_array() && user["extra"]["weir/pid"].is_array());
+    let annotations = &events[0]["annotations"];
+    assert_eq!(annotations["weir/lever"], "block user=alice");
+    assert_eq!(annotations["weir/reason"], "a storm");
     let unanswered = ctl(&weir, &["list"]).await;
     assert_eq!(unanswered.code, Some(3), "{}", unanswered.stderr);
     assert!(!weir.files.path().join("control.sock").exists());
@@ -671,7 +987,40 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
         &["block"][..],
         &["limit", "--user", "a"],
         &["block", "--source", "a"],
+        &["total", "0"],
+        &["total"],
+        &["dry-run", "auto"],
+        &["bypass"],
     ] {
         assert_eq!(ctl(&weir, wrong).await.code, Some(2), "{wrong:?}");
     }
+}
+
+#[tokio::test]
+async fn a_drain_ends_the_process_with_its_last_request() {
+    let mut upstream = FakeUpstream::start().await;
+    let mut flags = required_flags(upstream.address);
+    flags.extend(
+        [
+            "--token-auth-file=tokens.csv",
+            "--control-socket=control.sock",
+            "--shutdown-delay-duration=0s",
+        ]
+        .map(str::to_owned),
+    );
+    let mut weir = WeirProcess::start(ConfigDir::new(), &flags).await;
+    let mut alice = weir.alice(HttpVersion::Http1);
+    let call = alice.send(TestRequest::get(LIST)).await;
+    let exchange = upstream.next_exchange().await;
+    let drained = ctl(&weir, &["drain", "--as", "carol"]).await;
+    assert_eq!(drained.code, Some(0), "{}", drained.stderr);
+    let expected = "requests and watches have ended: now 1 and 0";
+    assert!(drained.stdout.contains(expected), "{}", drained.stdout);
+    let line = weir.next_log_line("weir ctl drain").await;
+    assert!(line.contains("uid=") && line.contains("carol"), "{line}");
+    assert_eq!(weir.get_admin("/readyz").await.status, 500);
+    assert!(weir.is_running());
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+    assert!(weir.wait_for_exit().await.success());
 }

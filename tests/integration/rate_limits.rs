@@ -18,12 +18,12 @@ use crate::support::fake_upstream::FakeUpstream;
 use crate::support::weir::Weir;
 use crate::support::{HttpVersion, Stopwatch, eventually, weir};
 
-const EVENTS: &str = "/api/v1/namespaces/default/events";
+pub(crate) const EVENTS: &str = "/api/v1/namespaces/default/events";
 
 /// A rate without any token during a test, however long: less than the configurable minimum.
 const NO_TOKENS: u32 = 0;
 
-fn event_limit(limit_type: LimitType, burst: u32) -> EventLimitConfig {
+pub(crate) fn event_limit(limit_type: LimitType, burst: u32) -> EventLimitConfig {
     EventLimitConfig {
         limit_type,
         qps: NO_TOKENS,
@@ -33,7 +33,10 @@ fn event_limit(limit_type: LimitType, burst: u32) -> EventLimitConfig {
     }
 }
 
-fn event_limits(limits: Vec<EventLimitConfig>, retry_after: bool) -> rate::RateLimitsConfig {
+pub(crate) fn event_limits(
+    limits: Vec<EventLimitConfig>,
+    retry_after: bool,
+) -> rate::RateLimitsConfig {
     rate::RateLimitsConfig {
         events: Some(enforcer::EventRateLimitConfig {
             limits,

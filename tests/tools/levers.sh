@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # weir ctl in an incident: one user floods a small API server beside another. The top talkers name it, a block rejects all of it
-# at once, also what waits, and the other one is served.
+# at once, also what waits, and the other one is served. Then the total, a dry run of all limits, and a bypass.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -89,6 +89,26 @@ check_ok 'and the flood waits again' within "$LIMIT" many_wait
 ctl limit --user 'ali*' --inflight 2 --for 2s >"$WORK/limit"
 check_ok 'a limit rejects what waits, too' within "$LIMIT" none_waits
 check_ok 'and ends by itself' within "$LIMIT" many_wait
+ctl total 5000 --reason 'there is room' >"$WORK/total"
+check_match 'a total is in force at once' 'lever 3 is in force for 10m0s: total 5000' "$(<"$WORK/total")"
+check 'so many seats are there' 5000 "$(metric weir_server_concurrency_limit_seats)"
+check_ok 'what waited has a seat' within "$LIMIT" none_waits
+check_match 'weir status shows it' 'lever: 3 total 5000 for another .*: there is room' "$("$WEIR" status --admin "http://$ADMIN" || true)"
+check 'it has ended' 'lever 3 has ended: total 5000' "$(ctl undo 3)"
+check 'with what is configured' 30 "$(metric weir_server_concurrency_limit_seats)"
+check_ok 'and the flood waits again' within "$LIMIT" many_wait
+ctl dry-run on >"$WORK/dry-run"
+check_ok 'nothing waits while limits only count' within "$LIMIT" none_waits
+check_match 'it has ended, too' 'lever 4 has ended: dry-run on' "$(ctl undo 4)"
+check_ok 'and the flood waits' within "$LIMIT" many_wait
+ctl bypass on >"$WORK/bypass"
+check_match 'a bypass says what stays' 'what stays: authentication, levers' "$(<"$WORK/bypass")"
+check_ok 'nothing waits without limits' within "$LIMIT" none_waits
+ctl block --user alice >"$WORK/block"
+check 'a block stays' 429 "$(code alice "$PODS")"
+ctl undo 6 >"$WORK/undone"
+check 'it has ended as well' 'lever 5 has ended: bypass on' "$(ctl bypass off)"
+check_ok 'and the flood waits once more' within "$LIMIT" many_wait
 check 'there is no lever at the end' 'there is no lever in force' "$(ctl list)"
 signal flood TERM
 finish flood

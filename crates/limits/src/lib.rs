@@ -10,6 +10,7 @@
 
 mod admission_attributes;
 pub mod auto_total;
+pub mod enforcement;
 pub mod in_flight;
 pub mod levers;
 pub mod list_bytes;

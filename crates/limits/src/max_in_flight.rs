@@ -7,7 +7,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use prometheus::IntGaugeVec;
 
@@ -86,6 +86,8 @@ impl MaxInFlightRejection {
 pub struct MaxInFlight {
     read_only: Arc<InFlightSlots>,
     mutating: Arc<InFlightSlots>,
+    /// Whether requests above a limit are only counted. Relaxed: no other memory depends on it.
+    is_dry_run: AtomicBool,
     in_flight: Arc<InFlightMetrics>,
     limit_gauge: IntGaugeVec,
 }
@@ -123,6 +125,7 @@ impl MaxInFlight {
         let limiter = Self {
             read_only: slots(RequestKind::ReadOnly),
             mutating: slots(RequestKind::Mutating),
+            is_dry_run: AtomicBool::new(false),
             in_flight: Arc::clone(in_flight),
             limit_gauge,
         };
@@ -155,10 +158,21 @@ impl MaxInFlight {
         self.limit_gauge.reset();
     }
 
+    /// Changes whether requests above a limit are only counted as rejected, and pass without a slot.
+    pub fn set_dry_run(&self, is_dry_run: bool) {
+        self.is_dry_run.store(is_dry_run, Ordering::Relaxed);
+    }
+
+    /// Whether requests above a limit are only counted.
+    #[must_use]
+    pub fn is_dry_run(&self) -> bool {
+        self.is_dry_run.load(Ordering::Relaxed)
+    }
+
     /// Acquires a slot for the request; `None` if it needs none.
     ///
     /// # Errors
-    /// All slots of its kind are in use.
+    /// All slots of its kind are in use. Never in a dry run.
     pub fn admit(
         &self,
         attributes: &AdmissionAttributes<'_>,
@@ -178,6 +192,9 @@ impl MaxInFlight {
             None if attributes.user.in_group(GROUP_MASTERS) => Ok(None),
             None => {
                 slots.rejected.fetch_add(1, Ordering::Relaxed);
+                if self.is_dry_run() {
+                    return Ok(None);
+                }
                 Err(MaxInFlightRejection {
                     kind: slots.kind,
                     limit: limit.get(),

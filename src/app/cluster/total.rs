@@ -83,11 +83,22 @@ struct OverloadCounts {
 }
 
 impl TotalTask {
-    /// Runs until it is dropped.
+    /// Runs until it is dropped, while the finder is switched on.
     ///
     /// # Cancel safety
     /// Probes in progress are not counted.
     pub(crate) async fn run(self) {
+        let mut is_on = self.finder.subscribe(); // its sender is a part of self
+        while is_on.wait_for(|is_on| *is_on).await.is_ok() {
+            tokio::select! {
+                () = self.find() => {}
+                _ = is_on.wait_for(|is_on| !is_on) => {}
+            }
+        }
+    }
+
+    /// Likewise, in any case.
+    async fn find(&self) {
         let mut ticks = interval(LOADED_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut probes = FuturesUnordered::new();

@@ -28,7 +28,7 @@ const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(10);
 /// Why the proxy ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopReason {
-    /// SIGTERM or SIGINT.
+    /// SIGTERM, SIGINT or `weir ctl drain`.
     Signal,
     /// Another process has taken over the listeners.
     HandedOver,

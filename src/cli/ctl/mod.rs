@@ -13,11 +13,13 @@ use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::environment::Environment;
 use crate::cli::process::exit::{exit_with_failure, print_stdout};
 use crate::cli::top::name_parser;
-use crate::control::message::{ControlAnswer, ControlRequest, PullAction, PullRequest};
+use crate::control::message::{ControlAnswer, ControlRequest, PullAction, PullRequest, Switch};
 use crate::flag_values::parse_positive_duration;
 use crate::observe::top_talkers::{Dimension, TopTalkersQuery, UsageMeasure, Window};
 use weir_kubernetes::numeric::saturating_u64;
-use weir_limits::levers::{LeverTarget, NamePattern, ServiceAccountPattern, SourceRange};
+use weir_limits::levers::{
+    LeverTarget, NamePattern, ServiceAccountPattern, SourceRange, TotalOverride,
+};
 
 /// The exit code if weir cannot be reached, as that of `weir status`.
 const NOT_REACHABLE: u8 = 3;
@@ -38,12 +40,20 @@ pub(crate) struct CtlArgs {
 enum CtlCommand {
     /// Reject all requests of a target, at once, also those that wait.
     Block(BlockArgs),
+    /// Let requests pass without any limit, except those of block and limit.
+    Bypass(BypassCommand),
+    /// End this weir as by SIGTERM: it is not ready any more, finishes what is under way, and exits. There is no way back.
+    Drain(DrainArgs),
+    /// Let all limits only count, or enforce all of them, however they are configured.
+    DryRun(DryRunCommand),
     /// Admit only so many requests of a target, all of its clients together.
     Limit(LimitCommand),
     /// List the levers in force.
     List,
     /// List the names that weir has seen, those with most requests first.
     Talkers(TalkersArgs),
+    /// Set the total of all requests in flight, instead of --max-requests-inflight.
+    Total(TotalCommand),
     /// End levers before their time.
     Undo(UndoArgs),
 }
@@ -55,6 +65,8 @@ struct BlockArgs {
     target: TargetArgs,
     #[command(flatten)]
     terms: TermArgs,
+    #[command(flatten)]
+    protection: ProtectionArgs,
 }
 
 /// `weir ctl limit`.
@@ -68,6 +80,53 @@ struct LimitCommand {
     inflight: Option<u32>,
     #[command(flatten)]
     target: TargetArgs,
+    #[command(flatten)]
+    terms: TermArgs,
+    #[command(flatten)]
+    protection: ProtectionArgs,
+}
+
+/// `weir ctl total`.
+#[derive(Args, Clone, Debug)]
+struct TotalCommand {
+    /// Seats of all priority levels together, of all replicas; with max-in-flight, a third of them is for mutating requests. auto:
+    /// weir finds the total, as with --max-requests-inflight=auto. In its place comes what was in force before, when it ends.
+    #[arg(value_name = "N|auto")]
+    total: TotalOverride,
+    #[command(flatten)]
+    terms: TermArgs,
+    /// Set it also above the seats that the API server publishes as its own.
+    #[arg(long)]
+    force: bool,
+}
+
+/// `weir ctl bypass`.
+#[derive(Args, Clone, Debug)]
+struct BypassCommand {
+    /// on: priority and fairness, max-in-flight, event limits and client limits are lifted, also for requests that wait.
+    /// Authentication, levers that block and limit, and the bounds on memory, heads, upgrades and connections stay. off: the
+    /// bypass in force ends.
+    #[arg(value_name = "on|off", hide_possible_values = true)]
+    bypass: Switch,
+    #[command(flatten)]
+    terms: TermArgs,
+}
+
+/// `weir ctl drain`.
+#[derive(Args, Clone, Debug)]
+struct DrainArgs {
+    /// Your name, for the log.
+    #[arg(long = "as", value_name = "NAME")]
+    claimed_name: Option<String>,
+}
+
+/// `weir ctl dry-run`.
+#[derive(Args, Clone, Debug)]
+struct DryRunCommand {
+    /// on: priority and fairness, max-in-flight, event limits and client limits only count; requests that wait pass. off: all of
+    /// them are enforced, also those that are configured as a dry run.
+    #[arg(value_name = "on|off", hide_possible_values = true)]
+    dry_run: Switch,
     #[command(flatten)]
     terms: TermArgs,
 }
@@ -111,12 +170,18 @@ struct TermArgs {
     /// How long it is in force, at most 24h. It ends by itself, and with the process.
     #[arg(long = "for", value_name = "DURATION", default_value = "10m0s", value_parser = parse_positive_duration)]
     duration: Duration,
-    /// Why. The clients see it, and so do the log and the status page.
+    /// Why. The clients that it rejects see it, and so do the log and the status page.
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
     /// Your name, for the log. weir also logs the user and the process of this command.
     #[arg(long = "as", value_name = "NAME")]
     claimed_name: Option<String>,
+}
+
+/// Protected requesters, and a trial.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Terms")]
+struct ProtectionArgs {
     /// Include system:masters, nodes, the control plane, kube-system's service accounts, weir's own user and probes. Without it a
     /// target that names or covers them is refused, and any other spares them.
     #[arg(long)]
@@ -157,19 +222,30 @@ struct UndoArgs {
 impl CtlCommand {
     fn into_request(self) -> ControlRequest {
         match self {
-            Self::Block(BlockArgs { target, terms }) => {
-                ControlRequest::Pull(Box::new(pull(target, terms, PullRequest::default())))
+            Self::Block(BlockArgs {
+                target,
+                terms,
+                protection,
+            }) => pull(
+                terms,
+                of_target(target, &protection, PullRequest::default()),
+            ),
+            Self::Bypass(BypassCommand { bypass, terms }) => {
+                pull(terms, of_setting(PullAction::Bypass(bypass)))
             }
-            Self::Limit(args) => ControlRequest::Pull(Box::new(pull(
-                args.target,
-                args.terms,
-                PullRequest {
+            Self::Drain(DrainArgs { claimed_name }) => ControlRequest::Drain { claimed_name },
+            Self::DryRun(DryRunCommand { dry_run, terms }) => {
+                pull(terms, of_setting(PullAction::DryRun(dry_run)))
+            }
+            Self::Limit(args) => {
+                let limit = PullRequest {
                     action: PullAction::Limit,
                     qps: args.qps,
                     in_flight: args.inflight,
                     ..PullRequest::default()
-                },
-            ))),
+                };
+                pull(args.terms, of_target(args.target, &args.protection, limit))
+            }
             Self::List => ControlRequest::List,
             Self::Talkers(args) => ControlRequest::Talkers(TopTalkersQuery {
                 window: args.window,
@@ -177,6 +253,14 @@ impl CtlCommand {
                 sort: args.sort,
                 limit: args.limit.into(),
             }),
+            Self::Total(TotalCommand {
+                total,
+                terms,
+                force,
+            }) => {
+                let total = of_setting(PullAction::Total(total));
+                pull(terms, PullRequest { force, ..total })
+            }
             Self::Undo(UndoArgs { ids, claimed_name }) => {
                 ControlRequest::Undo { ids, claimed_name }
             }
@@ -184,7 +268,7 @@ impl CtlCommand {
     }
 }
 
-fn pull(target: TargetArgs, terms: TermArgs, action: PullRequest) -> PullRequest {
+fn of_target(target: TargetArgs, protection: &ProtectionArgs, action: PullRequest) -> PullRequest {
     PullRequest {
         target: LeverTarget {
             users: target.user,
@@ -196,13 +280,26 @@ fn pull(target: TargetArgs, terms: TermArgs, action: PullRequest) -> PullRequest
             verbs: target.verb,
             sources: target.source,
         },
+        force: protection.force,
+        dry_run: protection.dry_run,
+        ..action
+    }
+}
+
+fn of_setting(action: PullAction) -> PullRequest {
+    PullRequest {
+        action,
+        ..PullRequest::default()
+    }
+}
+
+fn pull(terms: TermArgs, action: PullRequest) -> ControlRequest {
+    ControlRequest::Pull(Box::new(PullRequest {
         for_ms: Some(saturating_u64(terms.duration.as_millis())),
         reason: terms.reason,
         claimed_name: terms.claimed_name,
-        force: terms.force,
-        dry_run: terms.dry_run,
         ..action
-    }
+    }))
 }
 
 /// Runs the command.
@@ -229,7 +326,8 @@ pub(super) fn run(args: CtlArgs) -> ExitCode {
             let line = |id| format!("there is no lever {id}");
             failures.extend(unknown.into_iter().map(line));
         }
-        ControlAnswer::DryRun { .. }
+        ControlAnswer::Draining { .. }
+        | ControlAnswer::DryRun { .. }
         | ControlAnswer::Levers { .. }
         | ControlAnswer::Pulled { .. }
         | ControlAnswer::Talkers(_) => {}

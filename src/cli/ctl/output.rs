@@ -12,6 +12,9 @@ const GAP: usize = 3;
 /// The text for an answer; empty for one that is printed as an error.
 pub(super) fn render(answer: &ControlAnswer) -> String {
     match answer {
+        ControlAnswer::Draining { requests, watches } => format!(
+            "weir is not ready any more, and ends when its requests and watches have ended: now {requests} and {watches}\n"
+        ),
         ControlAnswer::DryRun { estimate, notes } => render_estimate(estimate) + &lines(notes),
         ControlAnswer::Error { .. } => String::new(),
         ControlAnswer::Levers { levers } if levers.is_empty() => {
@@ -20,11 +23,10 @@ pub(super) fn render(answer: &ControlAnswer) -> String {
         ControlAnswer::Levers { levers } => render_levers(levers),
         ControlAnswer::Pulled { lever, notes } => {
             let text = format!(
-                "lever {} is in force for {}: {} {}\n",
+                "lever {} is in force for {}: {}\n",
                 lever.id,
                 lever.remaining(),
-                lever.effect(),
-                escape(&lever.target)
+                escape(&lever.summary())
             );
             text + &lines(notes)
         }
@@ -32,10 +34,13 @@ pub(super) fn render(answer: &ControlAnswer) -> String {
         ControlAnswer::Undone { levers, .. } => {
             let line = |lever: &LeverSnapshot| {
                 let (id, rejected) = (lever.id, lever.rejected);
-                let target = escape(&lever.target);
+                let rejected = match lever.value {
+                    Some(_) => String::new(),
+                    None => format!(", {rejected} rejected"),
+                };
                 format!(
-                    "lever {id} has ended: {} {target}, {rejected} rejected\n",
-                    lever.effect()
+                    "lever {id} has ended: {}{rejected}\n",
+                    escape(&lever.summary())
                 )
             };
             levers.iter().map(line).collect()

@@ -91,6 +91,7 @@ fn serve(
         }
         let parts = app.handover_parts();
         let app = app.start();
+        let stop_requested = app.stop_requested();
         let predecessor = Predecessor::take_over(predecessor, &parts).await?;
         let stop = async {
             summary.log(addresses);
@@ -98,8 +99,14 @@ fn serve(
             notifier.ready(SERVING);
             watchdog::start(&notifier, &parts);
             let handover = HandoverTask::new(handovers, parts, notifier.clone());
+            let stop = async {
+                tokio::select! {
+                    () = stop_signal => {}
+                    () = stop_requested => {}
+                }
+            };
             tokio::select! {
-                () = stop_signal => {
+                () = stop => {
                     notifier.stopping("shutting down");
                     StopReason::Signal
                 }

@@ -260,16 +260,18 @@ pub(crate) fn alarm(alarm: &AlarmStatus, now: u64) -> String {
 pub(crate) fn lever(lever: &LeverSnapshot) -> String {
     let replica = lever.replica.as_deref().map(sanitize);
     let replica = replica.map_or_else(String::new, |name| format!(" of {name}"));
-    let (id, effect) = (lever.id, sanitize(&lever.effect()));
+    let (id, summary) = (lever.id, sanitize(&lever.summary()));
+    let rejected = match lever.value {
+        Some(_) => String::new(),
+        None => format!(", {} rejected", lever.rejected),
+    };
     let reason = match &*lever.reason {
         "" => String::new(),
         reason => format!(": {}", sanitize(reason)),
     };
     format!(
-        "{id}{replica} {effect} {} for another {}, {} rejected, by {}{reason}",
-        sanitize(&lever.target),
+        "{id}{replica} {summary} for another {}{rejected}, by {}{reason}",
         lever.remaining(),
-        lever.rejected,
         sanitize(&lever.pulled_by)
     )
 }

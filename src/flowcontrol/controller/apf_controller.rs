@@ -306,8 +306,7 @@ impl Controller {
     }
 
     /// The bytes that a list, or the initial events of a watch, is expected to have; 0 if nothing is
-    /// known of them. `None` if its level is exempt or serves the control plane, or if this controller
-    /// only counts.
+    /// known of them. `None` if its level is exempt or serves the control plane.
     #[must_use]
     pub(crate) fn expected_list_bytes(
         &self,
@@ -318,7 +317,7 @@ impl Controller {
         let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
         let level = route_for(&snapshot, classification.index).level.name();
         let is_spared = classification.level.is_exempt() || CONTROL_PLANE_LEVELS.contains(&level);
-        if is_spared || self.is_dry_run() {
+        if is_spared {
             return None;
         }
         let context = ControllerContext {

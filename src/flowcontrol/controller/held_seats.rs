@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::apf_controller::Controller;
-use super::config::ControllerConfig;
+use super::config::{ControllerConfig, Enforcement};
 use weir_kubernetes::numeric::saturating_u32;
 
 /// What the levels that limit their requests need and have, in seats.
@@ -60,6 +60,16 @@ impl Controller {
             waiting: saturating_u32(waiting),
             rounding: self.configuration.lock().rounding(seats),
         }
+    }
+
+    /// Changes whether decisions are enforced. Requests that wait keep the settings under which they
+    /// arrived. Called by one thread at a time, as all changes of the settings.
+    pub(crate) fn set_enforcement(&self, enforcement: Enforcement) {
+        let config = **self.config.load();
+        self.config.store(Arc::new(ControllerConfig {
+            enforcement,
+            ..config
+        }));
     }
 
     /// Changes the number of seats that the levels share, as often as the replicas move them. The

@@ -303,50 +303,50 @@ fn user_size_bytes(user: &UserInfo) -> usize {
 }
 
 /// Formats a time as `metav1.MicroTime`.
-fn format_micro_time(time: Timestamp) -> String {
+pub(super) fn format_micro_time(time: Timestamp) -> String {
     format!("{time:.6}")
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct AuditEvent<'a> {
-    kind: &'static str,
-    api_version: &'static str,
-    level: &'static str,
+pub(super) struct AuditEvent<'a> {
+    pub(super) kind: &'static str,
+    pub(super) api_version: &'static str,
+    pub(super) level: &'static str,
     #[serde(rename = "auditID")]
-    audit_id: Cow<'a, str>,
-    stage: &'static str,
+    pub(super) audit_id: Cow<'a, str>,
+    pub(super) stage: &'static str,
     #[serde(rename = "requestURI")]
     /// Credentials in the query are redacted.
-    request_uri: Cow<'a, str>,
-    verb: &'a str,
-    user: AuditUser<'a>,
+    pub(super) request_uri: Cow<'a, str>,
+    pub(super) verb: &'a str,
+    pub(super) user: AuditUser<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    impersonated_user: Option<AuditUser<'a>>,
+    pub(super) impersonated_user: Option<AuditUser<'a>>,
     #[serde(rename = "sourceIPs")]
-    source_ips: Vec<IpAddr>,
+    pub(super) source_ips: Vec<IpAddr>,
     #[serde(skip_serializing_if = "str::is_empty")]
-    user_agent: Cow<'a, str>,
+    pub(super) user_agent: Cow<'a, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    object_ref: Option<ObjectReference<'a>>,
+    pub(super) object_ref: Option<ObjectReference<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    response_status: Option<ResponseStatus>,
-    request_received_timestamp: String,
-    stage_timestamp: String,
+    pub(super) response_status: Option<ResponseStatus>,
+    pub(super) request_received_timestamp: String,
+    pub(super) stage_timestamp: String,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    annotations: BTreeMap<&'static str, Cow<'a, str>>,
+    pub(super) annotations: BTreeMap<&'static str, Cow<'a, str>>,
 }
 
 #[derive(Default, Serialize)]
-struct AuditUser<'a> {
+pub(super) struct AuditUser<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
-    username: &'a str,
+    pub(super) username: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
-    uid: &'a str,
+    pub(super) uid: &'a str,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    groups: &'a [String],
+    pub(super) groups: &'a [String],
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    extra: BTreeMap<&'a str, &'a [String]>,
+    pub(super) extra: BTreeMap<&'a str, &'a [String]>,
 }
 
 impl<'a> AuditUser<'a> {
@@ -375,7 +375,7 @@ impl<'a> AuditUser<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ObjectReference<'a> {
+pub(super) struct ObjectReference<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
     resource: Cow<'a, str>,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -405,7 +405,7 @@ impl<'a> ObjectReference<'a> {
 
 /// The part of a `metav1.Status` that is known of a forwarded response.
 #[derive(Serialize)]
-struct ResponseStatus {
+pub(super) struct ResponseStatus {
     metadata: BTreeMap<(), ()>,
     #[serde(skip_serializing_if = "str::is_empty")]
     status: &'static str,
@@ -418,7 +418,7 @@ struct ResponseStatus {
 }
 
 impl ResponseStatus {
-    fn from_outcome(outcome: RequestOutcome) -> Self {
+    pub(super) fn from_outcome(outcome: RequestOutcome) -> Self {
         let (status, message, reason) = match outcome {
             RequestOutcome::Responded(_)
             | RequestOutcome::Failed(_)

@@ -14,6 +14,7 @@
 
 mod event;
 mod folder_lock;
+pub(crate) mod lever_event;
 pub mod output;
 pub mod policy;
 pub mod rotation;
@@ -31,6 +32,7 @@ use jiff::Timestamp;
 use tracing::warn;
 
 use crate::observe::audit::event::{AuditEntry, AuditPhase};
+use crate::observe::audit::lever_event::LeverEvent;
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::rotation::LogFileConfig;
@@ -139,10 +141,20 @@ impl AuditLog {
         }
     }
 
+    /// Writes what an operator has done.
+    pub(crate) fn record_lever(&self, event: LeverEvent, now: Instant) {
+        let weight = event.size_bytes();
+        self.push(AuditItem::Lever(Box::new(event)), weight, now);
+    }
+
     fn enqueue(&self, record: &Record, phase: AuditPhase, now: Instant) {
         let entry = audit_entry(record, phase, now);
         let weight = entry.size_bytes();
-        if self.writer.try_push(AuditItem::Entry(entry), weight) {
+        self.push(AuditItem::Entry(entry), weight, now);
+    }
+
+    fn push(&self, item: AuditItem, weight: usize, now: Instant) {
+        if self.writer.try_push(item, weight) {
             return;
         }
         self.metrics.dropped.inc();

@@ -7,6 +7,7 @@ use prometheus::{IntCounter, IntCounterVec};
 use tracing::warn;
 
 use crate::observe::audit::event::AuditEntry;
+use crate::observe::audit::lever_event::LeverEvent;
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::policy::{AuditLevel, AuditPolicy};
 use crate::observe::background_writer::{WRITE_BYTES, WriterTask};
@@ -71,6 +72,8 @@ impl AuditMetrics {
 #[derive(Debug)]
 pub(super) enum AuditItem {
     Entry(AuditEntry),
+    /// What an operator has done.
+    Lever(Box<LeverEvent>),
     /// The file at the path is opened again.
     Reopen,
     /// Policy and destination are replaced.
@@ -123,6 +126,11 @@ impl WriterTask for AuditWriter {
     fn add(&mut self, item: AuditItem) -> bool {
         match item {
             AuditItem::Entry(entry) => self.add_entry(&entry),
+            AuditItem::Lever(event) => {
+                event.append(&mut self.buffer);
+                self.metrics.events.inc();
+                self.events += 1;
+            }
             AuditItem::Reopen => {
                 self.flush();
                 self.output.reopen();

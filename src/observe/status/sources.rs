@@ -121,7 +121,11 @@ impl StatusSources {
             ),
             Admission::MaxInFlight(limit) => {
                 let kinds = limit.snapshot().map(in_flight_status);
-                (AdmissionMode::MaxInFlight, false, kinds.to_vec())
+                (
+                    AdmissionMode::MaxInFlight,
+                    limit.is_dry_run(),
+                    kinds.to_vec(),
+                )
             }
         };
         let (rejections, would_be_rejections) = split_rejections(&levels, dry_run, &self.outcomes);

@@ -97,7 +97,8 @@ fn lever_rejection(rejected: &LeverRejection) -> (&'static str, String) {
             "weir/blocked",
             format!("an operator blocks such requests in weir{because}; please try again later"),
         ),
-        LeverAction::Limit { .. } => (
+        // A setting rejects nothing.
+        LeverAction::Limit { .. } | LeverAction::Set(_) => (
             "weir/lever-limit",
             format!(
                 "too many requests: an operator limits such requests in weir{because}; please try again later"

@@ -13,6 +13,7 @@ use crate::limits::abandoned_backlog::backlog_holder;
 use crate::limits::levers::LeverCheck;
 use crate::limits::list_bytes::CountedList;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
+use crate::limits::rejection::Rejection;
 use crate::limits::watch_starts::WatchStart;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
 use crate::pipeline::dependencies::Pipeline;
@@ -141,9 +142,7 @@ impl Pipeline {
         // The time that the client takes to send its body is not queue time.
         times.arrived = if waited { times.now } else { rates.queue_start };
         let mut permit = self
-            .shared
-            .admission
-            .admit(attributes, times)
+            .take_seats(attributes, times)
             .await
             .map_err(RequestRejection::Limit)?
             .with_client_limits(rates.client_permit)
@@ -167,6 +166,52 @@ impl Pipeline {
         })
     }
 
+    /// Takes seats or a slot, once there are some. A lever may let the request pass without them,
+    /// also while it waits.
+    async fn take_seats(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        times: RequestTimes,
+    ) -> Result<Permit, Rejection> {
+        if self.shared.levers.lift_limits() {
+            return Ok(Permit::default());
+        }
+        let admission = &self.shared.admission;
+        let is_enforced = || !admission.is_dry_run();
+        let admitted = self.wait_while(is_enforced, admission.admit(attributes, times));
+        admitted.await.unwrap_or_else(|| Ok(Permit::default()))
+    }
+
+    /// Waits for what a limit grants while that limit is enforced. `None` if a lever ends that.
+    pub(super) async fn wait_while<T>(
+        &self,
+        is_enforced: impl Fn() -> bool,
+        granted: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut granted = pin!(granted);
+        let first = std::future::poll_fn(|context| Poll::Ready(granted.as_mut().poll(context)));
+        if let Poll::Ready(granted) = first.await {
+            return Some(granted);
+        }
+        // Boxed: most requests do not wait.
+        Box::pin(async {
+            loop {
+                let mut pulled = pin!(self.worker.lever_pulled.notified());
+                // Before the look: a lever that is pulled in between wakes the request.
+                pulled.as_mut().enable();
+                if !is_enforced() {
+                    return None;
+                }
+                tokio::select! {
+                    biased;
+                    granted = granted.as_mut() => return Some(granted),
+                    () = pulled => {}
+                }
+            }
+        })
+        .await
+    }
+
     /// Lets a request wait before it takes a place in a queue or a seat, where others need that.
     /// Returns whether it waited.
     async fn wait_for_turn(
@@ -186,13 +231,17 @@ impl Pipeline {
         attributes: &AdmissionAttributes<'_>,
         peer: &Peer,
     ) -> (Option<Box<WatchStart>>, bool) {
-        if *attributes.info.verb() != Verb::Watch || !self.shared.admission.is_queued(attributes) {
+        let admission = &self.shared.admission;
+        if *attributes.info.verb() != Verb::Watch || !admission.is_queued(attributes) {
             return (None, false);
         }
         let holder = SlotHolder::for_client(attributes.user, peer.source_network());
         // Boxed: most requests do not pay for this memory.
-        let (start, waited) = Box::pin(self.shared.watch_starts.begin(holder)).await;
-        (Some(Box::new(start)), waited)
+        let begun = Box::pin(self.shared.watch_starts.begin(holder));
+        let begun = self.wait_while(|| !admission.is_dry_run(), begun).await;
+        begun.map_or((None, true), |(start, waited)| {
+            (Some(Box::new(start)), waited)
+        })
     }
 
     /// Begins a list, or a watch that begins with one, once there is room for its bytes in the API
@@ -214,10 +263,14 @@ impl Pipeline {
         let timeout = self.shared.settings.request_timeout;
         let deadline = times.queue_deadline(timeout);
         // Boxed: most requests do not pay for this memory.
-        let begun = Box::pin(lists.begin(holder, attributes.info, expected, deadline)).await;
-        let begun = begun.map_err(RequestRejection::Limit)?;
-        let waited = begun.as_ref().is_some_and(|(_, waited)| *waited);
-        Ok((begun.map(|(list, _)| Box::new(list)), waited))
+        let begun = Box::pin(lists.begin(holder, attributes.info, expected, deadline));
+        let Some(begun) = self.wait_while(|| !admission.is_dry_run(), begun).await else {
+            return Ok((None, true));
+        };
+        Ok(match begun.map_err(RequestRejection::Limit)? {
+            Some((list, waited)) => (Some(Box::new(list)), waited),
+            None => (None, false),
+        })
     }
 
     /// After an outage of all API servers, lets a watch or a list wait for its turn. Returns whether

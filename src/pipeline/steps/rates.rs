@@ -42,7 +42,7 @@ impl Pipeline {
             queue_start: times.arrived,
             body: None,
         };
-        if !self.shared.rates.is_configured() {
+        if !self.shared.rates.is_configured() || self.shared.levers.lift_limits() {
             return Ok(passed);
         }
         // Boxed: a configuration without rate limits does not pay for this memory.
@@ -60,9 +60,13 @@ impl Pipeline {
         let (arrived, deadline) = (times.arrived, times.deadline);
         if let Some(limits) = &self.shared.rates.clients {
             let source = received.request_source();
-            let admitted = limits.admit(attributes, source, arrived, deadline).await;
-            let permit = admitted
-                .map_err(|rejection| RequestRejection::Limit(Rejection::ClientLimit(rejection)))?;
+            let admitted = limits.admit(attributes, source, arrived, deadline);
+            let is_enforced = || !self.shared.levers.is_dry_run(false);
+            let permit = self.wait_while(is_enforced, admitted).await;
+            let permit = permit
+                .transpose()
+                .map_err(|rejection| RequestRejection::Limit(Rejection::ClientLimit(rejection)))?
+                .flatten();
             passed.queue_start = permit
                 .as_ref()
                 .and_then(|permit| permit.admitted_after_delay())
@@ -106,15 +110,18 @@ impl Pipeline {
         let data = read
             .as_ref()
             .map_or(&[][..], |prefix| prefix.buffered.data());
-        limits
-            .admit(
-                request,
-                attributes.info,
-                &attributes.user.name,
-                data,
-                Clock.now(),
-            )
-            .map_err(|rejection| RequestRejection::Limit(Rejection::EventRateLimit(rejection)))?;
-        Ok(read)
+        let admitted = limits.admit(
+            request,
+            attributes.info,
+            &attributes.user.name,
+            data,
+            Clock.now(),
+        );
+        match admitted {
+            Err(rejection) if !self.shared.rates.events_are_dry_run() => Err(
+                RequestRejection::Limit(Rejection::EventRateLimit(rejection)),
+            ),
+            Ok(()) | Err(_) => Ok(read),
+        }
     }
 }

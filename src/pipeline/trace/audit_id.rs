@@ -85,7 +85,7 @@ fn is_after_impersonation(code: StatusCode) -> bool {
 }
 
 /// A random UUID (RFC 9562, version 4). Random is unique enough for lookups.
-fn new_audit_id() -> HeaderValue {
+pub(crate) fn new_audit_id() -> HeaderValue {
     const VERSION: u128 = 0xf << 76;
     const VARIANT: u128 = 0b11 << 62;
     let random = fastrand::u128(..) & !VERSION & !VARIANT | 0x4 << 76 | 0b10 << 62;

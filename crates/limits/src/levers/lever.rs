@@ -1,4 +1,4 @@
-//! One lever: what it does to a request that matches, and what it has done.
+//! One lever: what it does to a request that matches or to the limits, and what it has done.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::admission_attributes::AdmissionAttributes;
 use crate::levers::protected::ProtectedRequesters;
+use crate::levers::setting::LeverSetting;
 use crate::levers::target::LeverTarget;
 use crate::rate::clients::enforcer::RequestSource;
 use crate::throttling::token_bucket::{Rate, TokenBucket, retry_after_seconds};
@@ -19,7 +20,7 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// When a request may find fewer requests in flight.
 const IN_FLIGHT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What a lever does to the requests of its target.
+/// What a lever does: to the requests of its target, or to the limits of all requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeverAction {
     /// Rejects all.
@@ -31,15 +32,32 @@ pub enum LeverAction {
         /// Requests at a time, at least 1. Those that were admitted before the lever do not count.
         in_flight: Option<u32>,
     },
+    /// Overrides what is configured. It has no target and rejects nothing.
+    Set(LeverSetting),
 }
 
 impl LeverAction {
-    /// The label of metrics: `block` or `limit`.
+    /// The labels of all actions.
+    pub const LABELS: [&str; 5] = ["block", "bypass", "dry-run", "limit", "total"];
+
+    /// The label of metrics.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
             Self::Block => "block",
             Self::Limit { .. } => "limit",
+            Self::Set(LeverSetting::Bypass) => "bypass",
+            Self::Set(LeverSetting::DryRun(_)) => "dry-run",
+            Self::Set(LeverSetting::Total(_)) => "total",
+        }
+    }
+
+    /// The setting that it overrides, if it overrides one.
+    #[must_use]
+    pub const fn setting(self) -> Option<LeverSetting> {
+        match self {
+            Self::Block | Self::Limit { .. } => None,
+            Self::Set(setting) => Some(setting),
         }
     }
 }
@@ -49,7 +67,7 @@ impl LeverAction {
 pub struct LeverSpec {
     /// What it does.
     pub action: LeverAction,
-    /// To which requests.
+    /// To which requests. Empty for a setting.
     pub target: LeverTarget,
     /// How long.
     pub duration: Duration,
@@ -93,8 +111,10 @@ pub struct LeverCounts {
 pub struct LeverSnapshot {
     /// Its id.
     pub id: u64,
-    /// `block` or `limit`.
+    /// `block`, `limit` or the name of a setting.
     pub action: String,
+    /// The value of a setting.
+    pub value: Option<String>,
     /// The limit of requests a second.
     pub qps: Option<u32>,
     /// The limit of requests at a time.
@@ -120,9 +140,20 @@ pub struct LeverSnapshot {
 }
 
 impl LeverSnapshot {
-    /// What it does, as `block` or `limit to 5/s, 3 at a time`.
+    /// What it does and to what, as `block user=alice` or `total 50`.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let (effect, target) = (self.effect(), &self.target);
+        let gap = if target.is_empty() { "" } else { " " };
+        format!("{effect}{gap}{target}")
+    }
+
+    /// What it does, as `block`, `limit to 5/s, 3 at a time` or `total 50`.
     #[must_use]
     pub fn effect(&self) -> String {
+        if let Some(value) = &self.value {
+            return format!("{} {value}", self.action);
+        }
         let rate = self.qps.map(|qps| format!("{qps}/s"));
         let in_flight = self.in_flight_limit.map(|most| format!("{most} at a time"));
         let limits: Vec<_> = rate.into_iter().chain(in_flight).collect();
@@ -168,7 +199,7 @@ impl Lever {
                 let rate = Rate::new(qps.max(1), qps.max(1));
                 Some((rate, TokenBucket::full(&rate, now)))
             }
-            LeverAction::Block | LeverAction::Limit { .. } => None,
+            LeverAction::Block | LeverAction::Limit { .. } | LeverAction::Set(_) => None,
         };
         Self {
             id,
@@ -197,12 +228,14 @@ impl Lever {
     pub fn snapshot(&self, now: Instant) -> LeverSnapshot {
         let counts = self.counts();
         let (qps, in_flight_limit) = match self.spec.action {
-            LeverAction::Block => (None, None),
+            LeverAction::Block | LeverAction::Set(_) => (None, None),
             LeverAction::Limit { qps, in_flight } => (qps, in_flight),
         };
+        let setting = self.spec.action.setting();
         LeverSnapshot {
             id: self.id,
             action: self.spec.action.label().to_owned(),
+            value: setting.map(|setting| setting.to_string()),
             qps,
             in_flight_limit,
             in_flight: counts.in_flight,
@@ -230,7 +263,8 @@ impl Lever {
         source: RequestSource<'_>,
         now: Instant,
     ) -> bool {
-        if now >= self.ends_at || !self.spec.target.matches(attributes, source) {
+        let is_setting = self.spec.action.setting().is_some();
+        if is_setting || now >= self.ends_at || !self.spec.target.matches(attributes, source) {
             return false;
         }
         let spared = self.spec.spared.as_ref();
@@ -246,6 +280,7 @@ impl Lever {
         let admitted = match self.spec.action {
             LeverAction::Block => Err(self.remaining(now)),
             LeverAction::Limit { in_flight, .. } => state.take(in_flight, now),
+            LeverAction::Set(_) => Ok(false),
         };
         state.counts.rejected += u64::from(admitted.is_err());
         admitted.map_err(|wait| {

@@ -1,5 +1,5 @@
 //! Levers: limits that an operator sets in an incident, for a few minutes, on the requests of one
-//! client.
+//! client; and settings of all limits that an operator overrides for that time.
 //!
 //! A [`LeverSet`] is a value: a change makes a new one, and every worker checks requests against the
 //! one that is in force, without a common lock. Only a lever that matches is locked. Time is an
@@ -10,6 +10,7 @@
 
 mod lever;
 mod protected;
+mod setting;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ pub use self::lever::{
     Lever, LeverAction, LeverCounts, LeverRejection, LeverSnapshot, LeverSpec, format_seconds,
 };
 pub use self::protected::ProtectedRequesters;
+pub use self::setting::{InvalidTotal, LeverSetting, LeverSettings, TotalOverride};
 pub use self::target::{
     InvalidPattern, LeverTarget, MAX_VALUE_BYTES, MAX_VALUES, NamePattern, ServiceAccountPattern,
     SourceRange,
@@ -78,6 +80,25 @@ impl LeverSet {
         self.levers.is_empty()
     }
 
+    /// The number of levers that requests are checked against.
+    #[must_use]
+    pub fn checked_count(&self) -> usize {
+        let settings = self.levers.iter().map(|lever| lever.spec.action.setting());
+        settings.filter(Option::is_none).count()
+    }
+
+    /// The settings that levers override.
+    #[must_use]
+    pub fn settings(&self) -> LeverSettings {
+        let mut settings = LeverSettings::default();
+        for lever in &self.levers {
+            if let Some(setting) = lever.spec.action.setting() {
+                settings.apply(setting);
+            }
+        }
+        settings
+    }
+
     /// When the next lever ends, if there is one.
     #[must_use]
     pub fn next_end(&self) -> Option<Instant> {
@@ -100,10 +121,21 @@ impl LeverSet {
             .partition_point(|lever| lever.spec.action == LeverAction::Block);
         let at = match lever.spec.action {
             LeverAction::Block => blocks,
-            LeverAction::Limit { .. } => self.levers.len(),
+            LeverAction::Limit { .. } | LeverAction::Set(_) => self.levers.len(),
         };
         self.levers.insert(at, Arc::clone(&lever));
         Ok(lever)
+    }
+
+    /// Removes the lever that overrides the same setting as `action`, which is to take its place.
+    pub fn remove_overridden(&mut self, action: LeverAction) -> Option<Arc<Lever>> {
+        let new = action.setting()?;
+        let is_same = |lever: &Arc<Lever>| {
+            let setting = lever.spec.action.setting();
+            setting.is_some_and(|setting| setting.is_same_setting(&new))
+        };
+        let at = self.levers.iter().position(is_same)?;
+        Some(self.levers.remove(at))
     }
 
     /// Removes a lever. `None` if there is none of this id.

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    LeverAction, LeverCounts, LeverPermit, LeverRejection, LeverSet, LeverSpec, LeverTarget,
-    MAX_DURATION, MAX_LEVERS, ProtectedRequesters, TooManyLevers, format_seconds,
+    LeverAction, LeverCounts, LeverPermit, LeverRejection, LeverSet, LeverSetting, LeverSettings,
+    LeverSpec, LeverTarget, MAX_DURATION, MAX_LEVERS, ProtectedRequesters, TooManyLevers,
+    TotalOverride, format_seconds,
 };
 use crate::admission_attributes::AdmissionAttributes;
+use crate::enforcement::EnforcementOverride;
 use crate::rate::clients::enforcer::RequestSource;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;
@@ -135,6 +137,92 @@ fn a_request_that_a_block_rejects_takes_no_token_of_a_limit() {
 }
 
 #[test]
+fn a_setting_rejects_nothing_and_takes_the_place_of_its_like() {
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    let total = |total, duration| LeverSpec {
+        target: LeverTarget::default(),
+        ..spec(
+            LeverAction::Set(LeverSetting::Total(total)),
+            "alice",
+            duration,
+        )
+    };
+    let block = levers
+        .pull(now, spec(LeverAction::Block, "alice", MINUTE))
+        .unwrap();
+    assert!(levers.remove_overridden(block.spec.action).is_none());
+    let first = total(TotalOverride::Seats(50), MINUTE);
+    assert!(levers.remove_overridden(first.action).is_none());
+    let first = levers.pull(now, first).unwrap();
+    assert_eq!((levers.len(), levers.checked_count()), (2, 1));
+    assert_eq!(levers.settings().total, Some(TotalOverride::Seats(50)));
+    assert!(check(&levers, now, "bob", 0).is_ok());
+    assert_eq!(first.snapshot(now).summary(), "total 50");
+    assert_eq!(block.snapshot(now).summary(), "block user=alice");
+
+    let second = total(TotalOverride::Auto, 2 * MINUTE);
+    let replaced = levers.remove_overridden(second.action).unwrap();
+    assert_eq!(replaced.id, first.id);
+    let second = levers.pull(now, second).unwrap();
+    assert_eq!(levers.settings().total, Some(TotalOverride::Auto));
+    assert_eq!(levers.expire(now + MINUTE).len(), 1, "the block");
+    assert_eq!(levers.expire(now + 2 * MINUTE)[0].id, second.id);
+    assert_eq!(levers.settings(), LeverSettings::default());
+
+    let mut enforcement = |setting| {
+        let spec = LeverSpec {
+            action: LeverAction::Set(setting),
+            ..total(TotalOverride::Auto, MINUTE)
+        };
+        levers.remove_overridden(spec.action);
+        let lever = levers.pull(now, spec).unwrap();
+        (lever.snapshot(now).effect(), levers.settings().enforcement)
+    };
+    for (setting, effect, expected) in [
+        (
+            LeverSetting::DryRun(true),
+            "dry-run on",
+            EnforcementOverride::DryRun,
+        ),
+        (
+            LeverSetting::DryRun(false),
+            "dry-run off",
+            EnforcementOverride::Enforced,
+        ),
+        (
+            LeverSetting::Bypass,
+            "bypass on",
+            EnforcementOverride::Lifted,
+        ),
+        (
+            LeverSetting::DryRun(true),
+            "dry-run on",
+            EnforcementOverride::Lifted,
+        ),
+    ] {
+        assert_eq!(enforcement(setting), (effect.to_owned(), expected));
+    }
+    assert_eq!(levers.len(), 2);
+}
+
+#[test]
+fn a_total_is_read_as_it_is_written() {
+    for (text, total) in [
+        ("auto", Some(TotalOverride::Auto)),
+        ("1", Some(TotalOverride::Seats(1))),
+        ("0", None),
+        ("-1", None),
+        ("Auto", None),
+        ("4294967296", None),
+        ("", None),
+    ] {
+        let read: Option<TotalOverride> = text.parse().ok();
+        assert_eq!(read, total, "{text}");
+        assert!(total.is_none_or(|total| total.to_string() == text));
+    }
+}
+
+#[test]
 fn protected_requesters_are_spared_unless_the_lever_is_forced() {
     let (mut levers, now) = (LeverSet::default(), Instant::now());
     let spared = levers
@@ -231,6 +319,7 @@ fn decide(
         }
         let admits = match model.spec.action {
             LeverAction::Block => false,
+            LeverAction::Set(_) => true,
             LeverAction::Limit { qps, in_flight } => {
                 in_flight.is_none_or(|most| model.in_flight < most)
                     && qps.is_none_or(|qps| model.has_token(qps, *from, now))

@@ -10,6 +10,9 @@ pub mod snapshot;
 pub mod spin_lock;
 pub mod top_keys;
 
+use std::sync::Arc;
+
+use crate::enforcement::EnforcementSwitch;
 use crate::rate::clients::enforcer::ClientLimits;
 use crate::rate::events::enforcer::EventRateLimit;
 use crate::rate::snapshot::RateLimitSnapshot;
@@ -35,6 +38,8 @@ pub struct RateLimits {
     pub clients: Option<ClientLimits>,
     /// How the buckets are shared with other replicas, if they are.
     sharing: Option<Sharing>,
+    /// Whether the limits are enforced.
+    enforcement: Arc<EnforcementSwitch>,
 }
 
 impl RateLimits {
@@ -59,6 +64,21 @@ impl RateLimits {
         }
     }
 
+    /// No limits; those that take their place follow `enforcement`.
+    #[must_use]
+    pub fn following(self, enforcement: &Arc<EnforcementSwitch>) -> Self {
+        Self {
+            enforcement: Arc::clone(enforcement),
+            ..self
+        }
+    }
+
+    /// Whether event limits only count. They have no such configuration.
+    #[must_use]
+    pub fn events_are_dry_run(&self) -> bool {
+        self.enforcement.is_dry_run(false)
+    }
+
     /// The limits of `config`, which replace these. Limits and rules that have not changed keep
     /// their state; others start anew, or go. Requests that still use these limits, and what
     /// requests hold of them, are not lost.
@@ -76,12 +96,19 @@ impl RateLimits {
         let with_events =
             |config| EventRateLimit::replacing(self.events.as_ref(), config, sharing, registry);
         let with_rules = |rules: &Vec<_>| {
-            ClientLimits::replacing(self.clients.as_ref(), rules, sharing, registry)
+            ClientLimits::replacing(
+                self.clients.as_ref(),
+                rules,
+                &self.enforcement,
+                sharing,
+                registry,
+            )
         };
         Self {
             events: events.as_ref().map(with_events),
             clients: rules.map(with_rules),
             sharing: self.sharing.clone(),
+            enforcement: Arc::clone(&self.enforcement),
         }
     }
 
@@ -89,6 +116,8 @@ impl RateLimits {
     #[must_use]
     pub fn snapshot(&self) -> Vec<RateLimitSnapshot> {
         let events = self.events.iter().flat_map(EventRateLimit::snapshot);
+        let dry_run = self.events_are_dry_run();
+        let events = events.map(|limit| RateLimitSnapshot { dry_run, ..limit });
         let clients = self.clients.iter().flat_map(ClientLimits::snapshot);
         events.chain(clients).collect()
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use prometheus::IntCounter;
 
 use crate::admission_attributes::AdmissionAttributes;
+use crate::enforcement::EnforcementSwitch;
 use crate::rate::clients::config::{ClientDistinguisher, ClientLimitResponse, ClientLimitRule};
 use crate::rate::clients::keyed_slots::{KeyedSlotHandle, KeyedSlots};
 use crate::rate::clients::metrics::{ClientLimitMetrics, ClientRuleMetrics};
@@ -65,6 +66,8 @@ pub struct ClientLimits {
 #[derive(Debug)]
 pub(super) struct ClientRuleEnforcer {
     rule: ClientLimitRule,
+    /// Whether it is enforced.
+    enforcement: Arc<EnforcementSwitch>,
     name: Arc<str>,
     /// Locked for one decision.
     pub(super) tables: Mutex<ClientRuleTables>,
@@ -123,7 +126,7 @@ impl ClientLimits {
     /// Creates the rules and registers their metrics in `registry`.
     #[must_use]
     pub fn new(rules: &[ClientLimitRule], registry: &Registry) -> Self {
-        Self::replacing(None, rules, None, registry)
+        Self::replacing(None, rules, &Arc::default(), None, registry)
     }
 
     /// The rules, which replace those of `earlier`. A rule that is in both keeps its state.
@@ -132,6 +135,7 @@ impl ClientLimits {
     pub fn replacing(
         earlier: Option<&Self>,
         rules: &[ClientLimitRule],
+        enforcement: &Arc<EnforcementSwitch>,
         sharing: Option<&Sharing>,
         registry: &Registry,
     ) -> Self {
@@ -153,6 +157,7 @@ impl ClientLimits {
                 top_clients: Mutex::default(),
                 counters: metrics.for_rule(&rule.name),
                 rule: rule.clone(),
+                enforcement: Arc::clone(enforcement),
             });
             if let Some(sharing) = sharing {
                 let source: Weak<ClientRuleEnforcer> = Arc::downgrade(&enforcer);
@@ -285,7 +290,7 @@ impl ClientLimits {
             if let Some((limit, mut handle)) = rule.slot_handle(&self.keys, &charge.client, info) {
                 if handle.try_acquire() {
                     permit.slots.push(handle);
-                } else if !rule.rule.dry_run && now < charge.until {
+                } else if !rule.is_dry_run() && now < charge.until {
                     return Ok(None);
                 } else if let Some(rejection) =
                     rule.record_rejection(&charge.client, limit, Duration::ZERO)
@@ -402,13 +407,17 @@ impl LimitedClient {
 }
 
 impl ClientRuleEnforcer {
+    fn is_dry_run(&self) -> bool {
+        self.enforcement.is_dry_run(self.rule.dry_run)
+    }
+
     fn snapshot(&self) -> RateLimitSnapshot {
         let sum = |counters: &[IntCounter]| counters.iter().map(IntCounter::get).sum();
         let counters = &self.counters;
         RateLimitSnapshot {
             name: format!("clientLimits/{}", self.name),
             allows: rule_summary(&self.rule),
-            dry_run: self.rule.dry_run,
+            dry_run: self.is_dry_run(),
             passed: counters.passed.get(),
             delayed: sum(&counters.delayed),
             rejected: sum(&counters.rejected),
@@ -474,7 +483,7 @@ impl ClientRuleEnforcer {
             ClientLimitDecision::Admit(None) => Ok(None),
             ClientLimitDecision::Admit(Some((limit, wait))) => {
                 self.record_delayed(limit, wait);
-                Ok(Some(if self.rule.dry_run {
+                Ok(Some(if self.is_dry_run() {
                     Duration::ZERO
                 } else {
                     wait
@@ -507,7 +516,7 @@ impl ClientRuleEnforcer {
     ) -> Option<ClientLimitRejection> {
         ClientRuleMetrics::increment(&self.counters.rejected, limit);
         spin_lock(&self.top_clients).add(&client.display_name());
-        (!self.rule.dry_run).then(|| ClientLimitRejection {
+        (!self.is_dry_run()).then(|| ClientLimitRejection {
             rule: Arc::clone(&self.name),
             limit,
             retry_after: retry_after_seconds(wait),
@@ -558,7 +567,7 @@ impl ClientRuleEnforcer {
             return Ok(SlotOutcome::Immediate(Some(handle)));
         }
         let started_at = Clock.now();
-        let waits = !self.rule.dry_run && started_at < until;
+        let waits = !self.is_dry_run() && started_at < until;
         if waits
             && tokio::time::timeout_at(until.into(), handle.acquire())
                 .await
