@@ -392,7 +392,7 @@ fn rejection(state: &ListState) -> Rejection {
 
 fn begin_all(lists: Vec<oneshot::Sender<()>>) {
     for list in lists {
-        // One that is cancelled ends as one that is served: it knows no better.
+        // A list that has given up meanwhile ends when it is dropped, as one that is served.
         let _ = list.send(());
     }
 }
