@@ -40,7 +40,7 @@ check_ok '... and says why' grep -q 'out of memory: the lists take' "$WORK/alone
 apiserver behind 0 "${server[@]}" --service-time 500ms
 start weir "$WEIR" serve --bind-address 127.0.0.1 "${anywhere[@]}" \
     --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" --token-auth-file "$DIR/tokens.csv" \
-    --kubeconfig "$DIR/kubeconfig" --api-server-memory "$MEMORY" --max-list-bytes-inflight 25%
+    --kubeconfig "$DIR/kubeconfig" --api-server-memory "$MEMORY" --max-list-bytes-inflight 25% --request-timeout 4m
 fronting weir
 check 'a quarter of its memory is the budget: three lists' $((16 << 20)) "$(metric weir_list_bytes_limit)"
 within "$LIMIT" logged_or_ended weir "seats are estimated by the API server's own object counts" || die 'no object counts'
