@@ -38,15 +38,17 @@ check 'without weir the API server dies' 137 "$STATUS"
 check_ok '... and says why' grep -q 'out of memory: the lists take' "$WORK/alone.err"
 
 apiserver behind 0 "${server[@]}" --service-time 500ms
+# So many seats that nothing waits for one.
 start weir "$WEIR" serve --bind-address 127.0.0.1 "${anywhere[@]}" \
     --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" --token-auth-file "$DIR/tokens.csv" \
-    --kubeconfig "$DIR/kubeconfig" --api-server-memory "$MEMORY" --max-list-bytes-inflight 25% --request-timeout 4m
+    --kubeconfig "$DIR/kubeconfig" --api-server-memory "$MEMORY" --max-list-bytes-inflight 25% \
+    --request-timeout 4m --max-requests-inflight 2000 --max-mutating-requests-inflight 1000
 fronting weir
 check 'a quarter of its memory is the budget: three lists' $((16 << 20)) "$(metric weir_list_bytes_limit)"
 within "$LIMIT" logged_or_ended weir "seats are estimated by the API server's own object counts" || die 'no object counts'
 
 # 100 clients of 500 ms each: 200 reads a second.
-start reads wrk --latency -c 100 -t 1 -d 600s -H "$(bearer bob)" "$URL/api/v1/namespaces/default"
+start reads wrk --latency --timeout 30s -c 100 -t 1 -d 600s -H "$(bearer bob)" "$URL/api/v1/namespaces/default"
 list_all alice &
 listing=$!
 check_ok 'lists wait for bytes' within "$LIMIT" lists_wait
