@@ -410,7 +410,7 @@ impl TotalFinder {
             return;
         }
         // Without load means without that of the other replicas, too.
-        if matches!(signal, TotalSignal::Unloaded(_))
+        if matches!(signal, TotalSignal::First(_) | TotalSignal::Unloaded(_))
             && state.others.iter().any(|other| other.is_measured)
         {
             return;

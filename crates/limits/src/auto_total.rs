@@ -98,6 +98,8 @@ pub enum TotalSignal {
     Loaded(Duration),
     /// A small read took so long, while it had nearly none.
     Unloaded(Duration),
+    /// The first small read took so long. The server may have a load from before.
+    First(Duration),
     /// The server has too much.
     Overload(Overload),
 }
@@ -149,6 +151,9 @@ pub struct AutoTotal {
     loaded: VecDeque<f64>,
     /// Times of the last probes without load, in seconds.
     unloaded: VecDeque<f64>,
+    /// The time of the first probe, in seconds: it counts, up to the target, as long as there is none
+    /// without load.
+    first: Option<f64>,
     /// The probes since the last step.
     fresh: usize,
     /// The cuts since the last answer.
@@ -172,6 +177,7 @@ impl AutoTotal {
             measured_at: None,
             loaded: VecDeque::new(),
             unloaded: VecDeque::new(),
+            first: None,
             fresh: 0,
             cuts_unanswered: 0,
             is_limiting: false,
@@ -207,7 +213,8 @@ impl AutoTotal {
     #[must_use]
     pub fn target(&self) -> Duration {
         let quickest = self.unloaded.iter().copied().reduce(f64::min);
-        let far = UNLOADED_FACTOR * quickest.unwrap_or_default();
+        let first = self.first.map(|time| time.min(self.target.as_secs_f64()));
+        let far = UNLOADED_FACTOR * quickest.or(first).unwrap_or_default();
         self.target.max(Duration::from_secs_f64(far))
     }
 
@@ -238,6 +245,10 @@ impl AutoTotal {
                 // Times of a load that is over say nothing of the next.
                 self.loaded.clear();
                 self.fresh = 0;
+                None
+            }
+            TotalSignal::First(time) => {
+                self.first = Some(time.as_secs_f64());
                 None
             }
             TotalSignal::Loaded(time) => {
@@ -571,6 +582,13 @@ mod tests {
         let mut plant = Plant::new(5);
         plant.unloaded = 0.08;
         assert_eq!(plant.total.target(), TARGET);
+        let first = |plant: &mut Plant, time| {
+            plant.total.record(plant.now, TotalSignal::First(time));
+            plant.total.target()
+        };
+        // Whether this is a storm or the distance is not known yet.
+        assert_eq!(first(&mut plant, 20 * TARGET), 3 * TARGET);
+        assert_eq!(first(&mut plant, TARGET / 2), TARGET * 3 / 2);
         // All but one of its reads stand behind what others send the server.
         for slower in std::iter::once(1.0).chain(std::iter::repeat_n(20.0, UNLOADED_WINDOW - 1)) {
             let time = Duration::from_secs_f64(slower * plant.unloaded);

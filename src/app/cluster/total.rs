@@ -19,8 +19,8 @@ use weir_limits::auto_total::{Overload, TotalSignal};
 /// The interval of probes under load: five for each step of the total.
 const LOADED_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The interval of probes without load, and how long there must have been none before the first: what a server still works on when
-/// weir starts in a storm, or when a storm has just ended, slows a probe down.
+/// The interval of probes without load, and how long there must have been none before such a probe: what a server still works on when
+/// a storm has just ended slows a probe down.
 const UNLOADED_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Longest time of a probe.
@@ -41,6 +41,9 @@ pub(crate) struct TotalTask {
     pub(crate) rejections: IntCounter,
     pub(crate) upstream: Arc<UpstreamMetrics>,
 }
+
+/// What the time of a probe says, by the load when it was sent.
+type Signal = fn(Duration) -> TotalSignal;
 
 /// What the limiter in force has and needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,7 +106,8 @@ impl TotalTask {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut probes = FuturesUnordered::new();
         let (mut load, mut overloads) = (LimiterLoad::default(), self.overloads());
-        let mut unloaded_from = Clock.now() + UNLOADED_INTERVAL;
+        let mut unloaded_from = Clock.now();
+        let mut unloaded: Signal = TotalSignal::First;
         let mut lag = Duration::ZERO;
         loop {
             tokio::select! {
@@ -117,36 +121,35 @@ impl TotalTask {
                     if load.waiting > 0 || load.rejected > before.rejected {
                         self.finder.record_limiting();
                     }
-                    let is_unloaded = load.is_unloaded();
-                    if is_unloaded && now < unloaded_from {
+                    let signal = if load.is_loaded() {
+                        TotalSignal::Loaded
+                    } else if load.is_unloaded() && now >= unloaded_from {
+                        std::mem::replace(&mut unloaded, TotalSignal::Unloaded)
+                    } else {
                         continue;
-                    }
+                    };
                     unloaded_from = now + UNLOADED_INTERVAL;
-                    if !load.is_loaded() && !is_unloaded {
-                        continue;
-                    }
                     let servers = self.probe.servers();
                     if probes.len() < MAX_PROBES * servers.len() {
                         let times = servers.into_iter();
-                        probes.extend(times.map(|server| self.time(server, load.is_loaded())));
+                        probes.extend(times.map(|server| self.time(server, signal)));
                     }
                 }
-                Some((time, is_loaded)) = probes.next(), if !probes.is_empty() => {
-                    self.record(time, is_loaded, lag);
+                Some((time, signal)) = probes.next(), if !probes.is_empty() => {
+                    self.record(time, signal, lag);
                 }
             }
         }
     }
 
-    async fn time(&self, server: Arc<ApiServer>, is_loaded: bool) -> (ProbeTime, bool) {
-        (self.probe.time(&server, PROBE_TIMEOUT).await, is_loaded)
+    async fn time(&self, server: Arc<ApiServer>, signal: Signal) -> (ProbeTime, Signal) {
+        (self.probe.time(&server, PROBE_TIMEOUT).await, signal)
     }
 
     /// `lag` is how late this task runs: the answer came that much earlier.
-    fn record(&self, time: ProbeTime, is_loaded: bool, lag: Duration) {
+    fn record(&self, time: ProbeTime, signal: Signal, lag: Duration) {
         let signal = match time {
-            ProbeTime::Answered(time) if is_loaded => TotalSignal::Loaded(time.saturating_sub(lag)),
-            ProbeTime::Answered(time) => TotalSignal::Unloaded(time.saturating_sub(lag)),
+            ProbeTime::Answered(time) => signal(time.saturating_sub(lag)),
             ProbeTime::Rejected => TotalSignal::Overload(Overload::Rejected),
             ProbeTime::Refused => TotalSignal::Overload(Overload::Refused),
             ProbeTime::NoAnswer => TotalSignal::Overload(Overload::NoAnswer),
