@@ -2,9 +2,9 @@
 //!
 //! Users take turns by bytes, as in start-time fair queueing: a list begins, in virtual bytes, where
 //! the last one of its user ends, but not before the list that was admitted last. The first in this
-//! order goes as soon as it fits. Nobody overtakes it, so a large list is not held back for ever by
-//! small ones; and who has listed nothing comes before those who have listed much. A list that is
-//! larger than the budget goes alone.
+//! order goes as soon as it fits, and no list before it: small ones cannot hold a large one back for
+//! ever. Users who have listed little come before those who have listed much. A list that is larger
+//! than the budget goes alone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

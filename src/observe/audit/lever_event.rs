@@ -15,7 +15,7 @@ use crate::pipeline::trace::audit_id::new_audit_id;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use weir_kubernetes::encoding::go_text;
 
-/// The user of these events. Whoever can open the socket is weir's own user or root.
+/// The user of these events. Only weir's own user and root can open the socket.
 const USER: &str = "weir:control-socket";
 
 /// What an operator has done.

@@ -76,6 +76,8 @@ impl Simulation {
         let signal = if time > PROBE_TIMEOUT {
             TotalSignal::Overload(Overload::NoAnswer)
         } else if in_use * 2 > seats || waiting > 0 {
+            // What is left of a load slows a read down, as in front of the proxy.
+            total.next_unloaded = self.now.plus(UNLOADED_PERIOD_NS);
             TotalSignal::Loaded(time)
         } else if in_use * 20 <= seats && self.now >= total.next_unloaded {
             total.next_unloaded = self.now.plus(UNLOADED_PERIOD_NS);
