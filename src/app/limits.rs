@@ -8,7 +8,7 @@ use crate::app::cluster::object_counts::read_metrics;
 use crate::app::cluster::server_facts::count_live;
 use crate::config::AdmissionConfig;
 use crate::limits::limiters::{LimiterInForce, Limiters};
-use crate::limits::total_finder::{AutoTotalConfig, TotalFinder};
+use crate::limits::total_finder::{AutoTotalConfig, PublishedSeats, TotalFinder};
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
@@ -65,10 +65,12 @@ impl ConfiguredLimits<'_> {
                 several => Some(saturating_u64(several)),
             }
         };
-        let ((metrics, response), servers) = tokio::join!(read_metrics(calls), servers);
+        let ((metrics, response), servers) = tokio::join!(read_metrics(calls, None), servers);
         let is_read = matches!(response, Ok((StatusCode::OK, _)));
         if is_read {
-            finder.record_server(metrics.nominal_seats(), 0);
+            let mut published = PublishedSeats::default();
+            published.add(&metrics);
+            finder.record_seats(published);
         }
         if let Some(servers) = servers {
             finder.record_servers(servers);

@@ -13,11 +13,14 @@ use tracing::{info, warn};
 use crate::flag_values;
 use crate::flag_values::{parse_positive_duration, parse_share};
 use crate::limits::limiters::{Limiters, PoolUse};
-use crate::limits::total_warning::{ConfiguredTotal, LEAST_SEATS_OF_LEVEL, share_of};
+use crate::limits::total_warning::{ConfiguredTotal, share_of};
 use weir_base::metrics::Registry;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
+use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use weir_kubernetes::numeric::saturating_u32;
-use weir_limits::auto_total::{AutoTotal, ProposedTotal, TotalSignal, agreed_total};
+use weir_limits::auto_total::{
+    AutoTotal, LEAST_SEATS_OF_LEVEL, ProposedTotal, TotalSignal, agreed_total,
+};
 use weir_limits::levers::TotalOverride;
 
 /// kube-apiserver's default of both limits together, where it publishes none.
@@ -116,6 +119,28 @@ impl TotalMetrics {
     }
 }
 
+/// What API servers publish of their own seats, in their metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PublishedSeats {
+    /// The sum. `None` if none of them publishes any.
+    seats: Option<u64>,
+    /// How many servers publish theirs.
+    servers: u64,
+    /// The requests in their queues.
+    queued: u64,
+}
+
+impl PublishedSeats {
+    /// Adds what one server publishes.
+    pub(crate) fn add(&mut self, metrics: &ResourceMetrics) {
+        if let Some(seats) = metrics.nominal_seats() {
+            self.seats = Some(self.seats.unwrap_or_default().saturating_add(seats));
+            self.servers += 1;
+        }
+        self.queued = self.queued.saturating_add(metrics.queued_requests());
+    }
+}
+
 /// What `--max-requests-inflight` says.
 #[derive(Clone, Copy, Debug)]
 struct ConfiguredFinder {
@@ -131,8 +156,7 @@ struct State {
     lever: Option<TotalOverride>,
     /// `None` while the total is a number.
     auto: Option<(AutoTotal, AutoTotalConfig)>,
-    /// The seats of one API server.
-    seats_of_server: Option<u64>,
+    published: PublishedSeats,
     /// The number of API servers, if it was found out.
     servers: Option<u64>,
     /// Whether many requests were in the API server's own queues.
@@ -152,10 +176,12 @@ struct State {
 }
 
 impl State {
-    /// The seats of all API servers together, if they publish them.
+    /// The seats of all API servers together, if they publish them. A server that was not read
+    /// counts as the others on average.
     fn server_seats(&self) -> Option<u64> {
-        let seats = self.seats_of_server?;
-        Some(seats.saturating_mul(self.servers.unwrap_or(1)))
+        let PublishedSeats { seats, servers, .. } = self.published;
+        let all = self.servers.unwrap_or(1).max(servers);
+        seats?.saturating_mul(all).checked_div(servers)
     }
 
     /// What this replica proposes as the total of all.
@@ -267,13 +293,18 @@ impl TotalFinder {
         self.state.lock().server_seats()
     }
 
-    /// Records the seats that an API server publishes as its own, and how many requests it queues.
-    pub(crate) fn record_server(&self, seats: Option<u64>, queued: u64) {
+    /// Records what API servers publish of their own seats.
+    pub(crate) fn record_seats(&self, published: PublishedSeats) {
+        let PublishedSeats { seats, queued, .. } = published;
         let mut state = self.state.lock();
-        if state.seats_of_server != seats && state.auto.is_some() {
-            info!(seats, "the API server's own seats bound the total");
+        if state.published.seats != seats && state.auto.is_some() {
+            info!(
+                seats,
+                servers = published.servers,
+                "the API server's own seats bound the total"
+            );
         }
-        state.seats_of_server = seats;
+        state.published = published;
         let total = self.pool_sum(|pool| pool.total);
         let is_below = state
             .server_seats()
@@ -493,6 +524,43 @@ mod tests {
         assert!((server_limit_share - 0.9).abs() < 1e-9);
     }
 
+    fn seats_of_one(seats: u64) -> PublishedSeats {
+        PublishedSeats {
+            seats: Some(seats),
+            servers: 1,
+            queued: 0,
+        }
+    }
+
+    #[test]
+    fn each_server_counts_by_what_it_publishes_and_one_that_was_not_read_as_the_others() {
+        let metrics = |seats: &[u32]| {
+            let mut metrics = ResourceMetrics::default();
+            for seats in seats {
+                let line = format!(
+                    "apiserver_flowcontrol_nominal_limit_seats{{priority_level=\"l\"}} {seats}\n"
+                );
+                metrics.feed(line.as_bytes());
+            }
+            metrics
+        };
+        let (_, finder) = configured(true);
+        let mut published = PublishedSeats::default();
+        published.add(&metrics(&[]));
+        finder.record_seats(published);
+        assert_eq!(finder.server_seats(), None);
+        published.add(&metrics(&[400, 200]));
+        finder.record_seats(published);
+        finder.record_servers(3);
+        assert_eq!(finder.server_seats(), Some(1800));
+        published.add(&metrics(&[100]));
+        finder.record_seats(published);
+        assert_eq!(finder.server_seats(), Some(1050));
+        published.add(&metrics(&[200]));
+        finder.record_seats(published);
+        assert_eq!(finder.server_seats(), Some(900));
+    }
+
     /// Priority and fairness with 50 seats, unless the total is found.
     fn configured(is_auto: bool) -> (Arc<Limiters>, Arc<TotalFinder>) {
         let registry = Registry::new();
@@ -582,13 +650,13 @@ mod tests {
         };
         limiters.apply_fairness(now, fairness, Some(total), Vec::new(), false);
         let in_force = || limiters.pools()[0].total;
-        finder.record_server(Some(100), 0);
+        finder.record_seats(seats_of_one(100));
         finder.follow_bounds(now);
         assert_eq!((in_force(), finder.found().unwrap().most), (90, 90));
         let overload = TotalSignal::Overload(Overload::Rejected);
         finder.record(now + Duration::from_secs(2), overload);
         assert_eq!((in_force(), finder.found().unwrap().total), (63, 63));
-        finder.record_server(Some(10), 0);
+        finder.record_seats(seats_of_one(10));
         finder.follow_bounds(now);
         assert_eq!(
             in_force(),
@@ -600,7 +668,7 @@ mod tests {
             Some(35),
             "a reload keeps it"
         );
-        finder.record_server(Some(1000), 0);
+        finder.record_seats(seats_of_one(1000));
         finder.follow_bounds(now);
         let measured = |seats| ProposedTotal {
             seats,

@@ -1,9 +1,7 @@
 //! What is wrong with a configured total, and which number would be right. Pure.
 
 use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
-
-/// Fewer seats, and one slow request holds up a priority level.
-pub(crate) const LEAST_SEATS_OF_LEVEL: u32 = 5;
+use weir_limits::auto_total::LEAST_SEATS_OF_LEVEL;
 
 /// A total of less than one part in so many of the API server's own gives away what it could do.
 const LEAST_PART: u64 = 10;

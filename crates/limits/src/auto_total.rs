@@ -17,15 +17,20 @@
 //! that is slow by itself does not decide for all. A step begins at the agreed total, so that the
 //! proposals stay together.
 
+pub mod probes;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+/// The least seats of each priority level that is limited: with fewer, a few slow requests hold it up.
+pub const LEAST_SEATS_OF_LEVEL: u32 = 5;
+
 /// How often the total may change. A step of the total shows in the probes of the next second.
 const STEP: Duration = Duration::from_secs(1);
 
-/// The probes of one step, at one each 200 ms.
+/// The probes of one step, at one each [`PROBE_PERIOD`](probes::PROBE_PERIOD).
 const SHORT_WINDOW: usize = 5;
 
 /// The probes whose median counts near the target: a third of the noise of one probe is left.
@@ -364,12 +369,11 @@ fn median(times: &VecDeque<f64>, most: usize) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::probes::{PROBE_PERIOD, PROBE_TIMEOUT};
     use super::*;
 
     const TARGET: Duration = Duration::from_millis(100);
     const BOUNDS: (u32, u32) = (30, 540);
-    const PROBE_INTERVAL: Duration = Duration::from_millis(200);
-    const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
     /// A server that shares its capacity among what is inside, and clients that never back off.
     struct Plant {
@@ -440,7 +444,7 @@ mod tests {
                     };
                     under_way.push((self.now + probe.min(PROBE_TIMEOUT), signal));
                 }
-                self.now += PROBE_INTERVAL;
+                self.now += PROBE_PERIOD;
                 if self.offered > self.total.total() {
                     self.total.record_limiting();
                 }
@@ -622,7 +626,7 @@ mod tests {
             .collect();
         let mut agreed = Vec::new();
         for probe in 0..600 {
-            plant.now += PROBE_INTERVAL / 3;
+            plant.now += PROBE_PERIOD / 3;
             let at = probe % replicas.len();
             let mut time = plant.probe();
             if at == 0 {

@@ -35,4 +35,4 @@ pub use serving::fairness::{
     BoxFuture, ClassificationUids, Fairness, InvalidField, ObjectError, SeatGuard, TooManyRequests,
 };
 pub use serving::request_log::{RequestRecord, ServerCounters};
-pub use settings::PlaygroundSettings;
+pub use settings::{CapacityChange, PlaygroundSettings};

@@ -13,6 +13,8 @@ pub struct PlaygroundSettings {
     /// Number of requests that are served at full speed at once; more requests share it. Without a
     /// service time it has no effect. Default: none, the service time is constant.
     pub capacity: Option<NonZeroUsize>,
+    /// Changes of the capacity, in the order of their times. Default: none.
+    pub capacity_changes: Vec<CapacityChange>,
     /// Time to serve a request at full speed; for a watch or another long-running request, the time
     /// to start it; for a request with an invalid credential, the time of the look-up. Default:
     /// zero.
@@ -41,12 +43,22 @@ pub struct PlaygroundSettings {
     pub log_interval: Duration,
 }
 
+/// A capacity from a time on, as of a server that loses cores, gains some, or pauses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapacityChange {
+    /// After the start.
+    pub after: Duration,
+    /// The number of requests that are served at full speed at once. 0 is a pause: nothing is served.
+    pub capacity: u32,
+}
+
 impl Default for PlaygroundSettings {
     fn default() -> Self {
         Self {
             nodes: 3,
             pods: 20,
             capacity: None,
+            capacity_changes: Vec::new(),
             service_time: Duration::ZERO,
             max_in_flight: None,
             service_cpu: Duration::ZERO,

@@ -14,17 +14,10 @@ use crate::upstream::UpstreamMetrics;
 use crate::upstream::forward::latency_probe::{LatencyProbe, ProbeTime};
 use crate::upstream::servers::api_server::ApiServer;
 use weir_base::clock::Clock;
+use weir_limits::auto_total::probes::{
+    PROBE_PERIOD, PROBE_TIMEOUT, ProbeMeaning, ProbeSchedule, SeatLoad,
+};
 use weir_limits::auto_total::{Overload, TotalSignal};
-
-/// The interval of probes under load: five for each step of the total.
-const LOADED_INTERVAL: Duration = Duration::from_millis(200);
-
-/// The interval of probes without load, and how long there must have been none before such a probe: what a server still works on when
-/// a storm has just ended slows a probe down.
-const UNLOADED_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Longest time of a probe.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Most probes of one server at a time: one each interval, until the timeout.
 const MAX_PROBES: usize = 10;
@@ -42,16 +35,11 @@ pub(crate) struct TotalTask {
     pub(crate) upstream: Arc<UpstreamMetrics>,
 }
 
-/// What the time of a probe says, by the load when it was sent.
-type Signal = fn(Duration) -> TotalSignal;
-
 /// What the limiter in force has and needs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 struct LimiterLoad {
-    /// What this replica may use.
-    share: u64,
-    in_use: u64,
-    waiting: u64,
+    /// Of what this replica may use.
+    seats: SeatLoad,
     rejected: u64,
 }
 
@@ -59,22 +47,13 @@ impl LimiterLoad {
     fn of(pools: &[PoolUse]) -> Self {
         let sum = |value: fn(&PoolUse) -> u64| pools.iter().map(value).sum();
         Self {
-            share: sum(|pool| pool.share.into()),
-            in_use: sum(|pool| pool.in_use.into()),
-            waiting: sum(|pool| pool.waiting.into()),
+            seats: SeatLoad {
+                seats: sum(|pool| pool.share.into()),
+                in_use: sum(|pool| pool.in_use.into()),
+                waiting: sum(|pool| pool.waiting.into()),
+            },
             rejected: sum(|pool| pool.rejected),
         }
-    }
-
-    /// More than half of the share is in use, or requests wait: a level whose queues are long may have less than half, as much as it
-    /// may borrow.
-    const fn is_loaded(self) -> bool {
-        self.in_use * 2 > self.share || self.waiting > 0
-    }
-
-    /// Hardly anything is in use.
-    const fn is_unloaded(self) -> bool {
-        self.in_use * 20 <= self.share && self.waiting == 0
     }
 }
 
@@ -102,12 +81,11 @@ impl TotalTask {
 
     /// Likewise, in any case.
     async fn find(&self) {
-        let mut ticks = interval(LOADED_INTERVAL);
+        let mut ticks = interval(PROBE_PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut probes = FuturesUnordered::new();
         let (mut load, mut overloads) = (LimiterLoad::default(), self.overloads());
-        let mut unloaded_from = Clock.now();
-        let mut unloaded: Signal = TotalSignal::First;
+        let mut schedule = ProbeSchedule::new(Clock.now());
         let mut lag = Duration::ZERO;
         loop {
             tokio::select! {
@@ -118,38 +96,37 @@ impl TotalTask {
                     self.finder.follow_bounds(now);
                     self.record_overloads(now, &mut overloads);
                     let before = std::mem::replace(&mut load, LimiterLoad::of(&self.limiters.pools()));
-                    if load.waiting > 0 || load.rejected > before.rejected {
+                    if load.seats.waiting > 0 || load.rejected > before.rejected {
                         self.finder.record_limiting();
                     }
-                    let signal = if load.is_loaded() {
-                        TotalSignal::Loaded
-                    } else if load.is_unloaded() && now >= unloaded_from {
-                        std::mem::replace(&mut unloaded, TotalSignal::Unloaded)
-                    } else {
+                    let Some(meaning) = schedule.next(now, load.seats) else {
                         continue;
                     };
-                    unloaded_from = now + UNLOADED_INTERVAL;
-                    let servers = self.probe.servers();
+                    let servers = self.probe.pools.servers().others();
                     if probes.len() < MAX_PROBES * servers.len() {
                         let times = servers.into_iter();
-                        probes.extend(times.map(|server| self.time(server, signal)));
+                        probes.extend(times.map(|server| self.time(server, meaning)));
                     }
                 }
-                Some((time, signal)) = probes.next(), if !probes.is_empty() => {
-                    self.record(time, signal, lag);
+                Some((time, meaning)) = probes.next(), if !probes.is_empty() => {
+                    self.record(time, meaning, lag);
                 }
             }
         }
     }
 
-    async fn time(&self, server: Arc<ApiServer>, signal: Signal) -> (ProbeTime, Signal) {
-        (self.probe.time(&server, PROBE_TIMEOUT).await, signal)
+    async fn time(
+        &self,
+        server: Arc<ApiServer>,
+        meaning: ProbeMeaning,
+    ) -> (ProbeTime, ProbeMeaning) {
+        (self.probe.time(&server, PROBE_TIMEOUT).await, meaning)
     }
 
     /// `lag` is how late this task runs: the answer came that much earlier.
-    fn record(&self, time: ProbeTime, signal: Signal, lag: Duration) {
+    fn record(&self, time: ProbeTime, meaning: ProbeMeaning, lag: Duration) {
         let signal = match time {
-            ProbeTime::Answered(time) => signal(time.saturating_sub(lag)),
+            ProbeTime::Answered(time) => meaning(time.saturating_sub(lag)),
             ProbeTime::Rejected => TotalSignal::Overload(Overload::Rejected),
             ProbeTime::Refused => TotalSignal::Overload(Overload::Refused),
             ProbeTime::NoAnswer => TotalSignal::Overload(Overload::NoAnswer),
@@ -178,24 +155,5 @@ impl TotalTask {
                 self.finder.record(now, TotalSignal::Overload(overload));
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn more_than_half_of_the_share_in_use_or_a_queue_is_load() {
-        let load = |in_use, waiting| LimiterLoad {
-            share: 40,
-            in_use,
-            waiting,
-            rejected: 0,
-        };
-        let loads = [(20, 0), (21, 0), (2, 1)].map(|(in_use, waiting)| load(in_use, waiting));
-        assert_eq!(loads.map(LimiterLoad::is_loaded), [false, true, true]);
-        let loads = [(2, 0), (3, 0), (2, 1)].map(|(in_use, waiting)| load(in_use, waiting));
-        assert_eq!(loads.map(LimiterLoad::is_unloaded), [true, false, false]);
     }
 }

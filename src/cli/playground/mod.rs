@@ -27,7 +27,8 @@ use crate::cli::process::{logging, signals};
 use crate::flag_values::{parse_bytes, parse_duration};
 use crate::server::acceptor;
 use weir_playground::{
-    Certificates, Fairness, ISSUER, PlaygroundServer, PlaygroundSettings, kubeconfig,
+    CapacityChange, Certificates, Fairness, ISSUER, PlaygroundServer, PlaygroundSettings,
+    kubeconfig,
 };
 
 /// The mode of a folder that only its owner can use.
@@ -64,6 +65,9 @@ pub(crate) struct ServerArgs {
     /// How many requests the API server serves at full speed; more of them share it. Unlimited if not given.
     #[arg(long, value_name = "N")]
     pub(crate) capacity: Option<NonZeroUsize>,
+    /// Changes of --capacity at times after the start, as 30s=5,60s=10,90s=0,92s=10. 0 is a pause: nothing is served.
+    #[arg(long, value_name = "TIME=N", value_delimiter = ',', value_parser = parse_capacity_change)]
+    pub(crate) capacity_changes: Vec<CapacityChange>,
     /// How long the API server takes to serve a request at full speed.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pub(crate) service_time: Duration,
@@ -85,6 +89,17 @@ pub(crate) struct ServerArgs {
     /// memory. Unlimited if not given.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) list_memory_limit: Option<u64>,
+}
+
+fn parse_capacity_change(text: &str) -> Result<CapacityChange, String> {
+    let parse = || {
+        let (after, capacity) = text.split_once('=')?;
+        Some(CapacityChange {
+            after: parse_duration(after).ok()?,
+            capacity: capacity.parse().ok()?,
+        })
+    };
+    parse().ok_or_else(|| "give a time and a number, as 30s=5".to_owned())
 }
 
 /// Runs the command.
@@ -154,6 +169,7 @@ fn prepare(args: &ServerArgs) -> Result<PreparedPlayground, CommandError> {
         nodes: args.nodes,
         pods: args.pods,
         capacity: args.capacity,
+        capacity_changes: args.capacity_changes.clone(),
         service_time: args.service_time,
         max_in_flight: args.max_in_flight,
         service_cpu: args.service_cpu,

@@ -29,6 +29,7 @@ use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::stream_guard::StreamGuard;
 use crate::upstream::requester::Requester;
+use crate::upstream::servers::api_server::ApiServer;
 
 /// The request timeout of kube-apiserver's delegating authentication for a `TokenReview`.
 pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,6 +40,14 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest response body. A user with ten thousand groups, or a key set with a hundred keys, takes
 /// less.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
+
+/// Where a request goes.
+#[derive(Clone, Copy)]
+enum Destination<'a> {
+    /// To any server, over a connection of this class.
+    Any(ConnectionClass),
+    Server(&'a Arc<ApiServer>),
+}
 
 /// A client of the API server that uses weir's own credentials.
 #[derive(Clone, Debug)]
@@ -69,7 +78,13 @@ impl ApiServerClient {
         self.pools.servers().ready_events()
     }
 
-    /// Sends GET for `target`, with `accept` in `Accept` if given. A 200 response is passed to
+    /// The API servers to which weir sends requests.
+    #[must_use]
+    pub(crate) fn servers(&self) -> Vec<Arc<ApiServer>> {
+        self.pools.servers().others()
+    }
+
+    /// Sends GET for `target`, with `accept` in `Accept` if given, to any server. A 200 response is passed to
     /// `sink` piece by piece as it arrives, for at most 30 seconds, until it ends or `sink` breaks.
     /// Returns what `sink` returned last.
     ///
@@ -84,8 +99,26 @@ impl ApiServerClient {
         accept: Option<HeaderValue>,
         sink: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<(StatusCode, ControlFlow<()>), RemoteError> {
-        let class = ConnectionClass::Shared;
-        let response = self.stream_inner(target, accept, class, || {}, sink);
+        let server = Destination::Any(ConnectionClass::Shared);
+        let response = self.stream_inner(server, target, accept, || {}, sink);
+        within(STREAM_TIMEOUT, response).await
+    }
+
+    /// As [`stream`](Self::stream), of `server` alone.
+    ///
+    /// # Errors
+    /// The response is missing or incomplete.
+    ///
+    /// # Cancel safety
+    /// Dropping the future affects no other request.
+    pub(crate) async fn stream_of(
+        &self,
+        server: &Arc<ApiServer>,
+        target: PathAndQuery,
+        sink: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<(StatusCode, ControlFlow<()>), RemoteError> {
+        let server = Destination::Server(server);
+        let response = self.stream_inner(server, target, None, || {}, sink);
         within(STREAM_TIMEOUT, response).await
     }
 
@@ -104,8 +137,8 @@ impl ApiServerClient {
         opened: impl FnOnce(),
         sink: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<(StatusCode, ControlFlow<()>), RemoteError> {
-        let class = ConnectionClass::SharedWatch;
-        let response = self.stream_inner(target, None, class, opened, sink);
+        let server = Destination::Any(ConnectionClass::SharedWatch);
+        let response = self.stream_inner(server, target, None, opened, sink);
         within(limit, response).await
     }
 
@@ -137,9 +170,9 @@ impl ApiServerClient {
 
     async fn stream_inner(
         &self,
+        server: Destination<'_>,
         target: PathAndQuery,
         accept: Option<HeaderValue>,
-        class: ConnectionClass,
         opened: impl FnOnce(),
         mut sink: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<(StatusCode, ControlFlow<()>), RemoteError> {
@@ -151,8 +184,17 @@ impl ApiServerClient {
         if let Some(accept) = accept {
             request = request.with_accept(accept);
         }
-        let body = RequestBody::empty();
-        let result = self.pools.send_internal_by(class, request, body).await;
+        let result = match server {
+            Destination::Any(class) => {
+                let body = RequestBody::empty();
+                self.pools.send_internal_by(class, request, body).await
+            }
+            Destination::Server(server) => {
+                let sent = self.pools.send_to(server, request).await;
+                let sent = sent.ok_or_else(|| RemoteError("the server was removed".to_owned()))?;
+                sent.result.map(|response| (response, sent.guard))
+            }
+        };
         let (response, mut guard) = result.map_err(|error| RemoteError(error.to_string()))?;
         let status = response.status();
         if status == StatusCode::UNAUTHORIZED {

@@ -48,14 +48,6 @@ pub(crate) struct LatencyProbe {
 }
 
 impl LatencyProbe {
-    /// The servers to probe.
-    pub(crate) fn servers(&self) -> Vec<Arc<ApiServer>> {
-        let list = self.pools.servers().list();
-        let mut servers = list.servers.clone();
-        servers.retain(|server| !server.is_own() && !server.is_removed());
-        servers
-    }
-
     /// Times a read of `server`, for at most `limit`.
     ///
     /// # Cancel safety

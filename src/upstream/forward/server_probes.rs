@@ -24,6 +24,7 @@ use crate::upstream::forward::send::{AttemptError, Outgoing, SendAttempt, SendCo
 use crate::upstream::forward::server_pools::ServerPools;
 use crate::upstream::headers;
 use crate::upstream::headers::auth_mode::Internal;
+use crate::upstream::headers::request_head::RequestHead;
 use crate::upstream::loop_detection::{LoopDetector, cdn_loop};
 use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::pool::stream_guard::StreamGuard;
@@ -177,8 +178,8 @@ impl ServerProbes {
     }
 }
 
-/// A probe that was sent to one API server.
-pub(super) struct SentProbe {
+/// A request of weir's own that was sent to one API server.
+pub(super) struct SentRequest {
     pub(super) result: Result<Response<ResponseBody>, ForwardError>,
     pub(super) guard: Option<Box<dyn StreamGuard>>,
     /// When the request was handed to a connection, if it was.
@@ -199,13 +200,27 @@ impl ServerPools<Internal> {
         path: &'static str,
         credentials: &OwnCredentials,
         loop_detector: &LoopDetector,
-    ) -> Option<SentProbe> {
-        let pool = self.pool_of(server)?;
+    ) -> Option<SentRequest> {
         let authorization = credentials.authorization().unwrap_or_default();
         let path = PathAndQuery::from_static(path);
         let head = headers::internal_head(Method::GET, path, authorization);
+        let probe = loop_detector.instance_id().probe_entry();
+        self.send_to(server, head.with_cdn_loop(probe)).await
+    }
+
+    /// Sends a request without a body to `server`, once. `None`: the server was removed.
+    ///
+    /// # Cancel safety
+    /// The request may have been executed; it is not counted.
+    pub(super) async fn send_to(
+        &self,
+        server: &Arc<ApiServer>,
+        head: RequestHead<Internal>,
+    ) -> Option<SentRequest> {
+        let pool = self.pool_of(server)?;
+        let method = head.method().clone();
         let request = Outgoing {
-            head: head.with_cdn_loop(loop_detector.instance_id().probe_entry()),
+            head,
             body: RequestBody::empty(),
         };
         let attempt = SendAttempt {
@@ -223,8 +238,8 @@ impl ServerPools<Internal> {
         let answered_at = Clock.now();
         let code = result.as_ref().map(Response::status);
         let code = code.as_ref().map_or("<error>", StatusCode::as_str);
-        self.count_internal_request(code, Method::GET.as_str());
-        Some(SentProbe {
+        self.count_internal_request(code, method.as_str());
+        Some(SentRequest {
             result: result.map_err(AttemptError::into_error),
             guard,
             sent_at,

@@ -153,6 +153,15 @@ impl ServerSet {
         self.list().has_choice()
     }
 
+    /// The servers but those that are this weir itself.
+    #[must_use]
+    pub(crate) fn others(&self) -> Vec<Arc<ApiServer>> {
+        let list = self.list();
+        let servers = list.servers.iter();
+        let servers = servers.filter(|server| !server.is_own() && !server.is_removed());
+        servers.cloned().collect()
+    }
+
     /// Whether a server has passed its last probe, or needs none.
     #[must_use]
     pub(crate) fn is_ready(&self) -> bool {

@@ -128,7 +128,10 @@ impl PlaygroundServer {
         let mut connections = JoinSet::new();
         // Both tasks end when the set is dropped.
         if let Some(capacity) = self.state.capacity.clone() {
-            connections.spawn(async move { capacity.run().await });
+            let changes = self.state.settings.capacity_changes.clone();
+            connections.spawn(async move {
+                tokio::join!(capacity.run(), capacity.follow(&changes));
+            });
         }
         if let Some(fairness) = self.state.fairness.clone() {
             connections.spawn(async move { fairness.run().await });

@@ -5,6 +5,7 @@
 //! long. [`ProcessorSharing`] is the pure arithmetic in virtual time: one virtual second is one
 //! second of unshared service. [`Capacity`] does the waiting.
 
+use crate::settings::CapacityChange;
 use crate::time;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
@@ -48,9 +49,15 @@ impl ProcessorSharing {
 
     fn advance(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.updated_at).as_nanos();
-        let crowd = self.in_service_count().max(self.capacity);
+        let crowd = self.in_service_count().max(self.capacity).max(1);
         self.virtual_now += passed * self.capacity / crowd;
         self.updated_at = self.updated_at.max(now);
+    }
+
+    /// So many are served at full speed from now on; 0 stops all.
+    pub(crate) fn set_capacity(&mut self, now: Instant, capacity: u32) {
+        self.advance(now);
+        self.capacity = capacity.into();
     }
 
     /// A request arrives. Returns its ticket.
@@ -79,10 +86,14 @@ impl ProcessorSharing {
         Some(first.remove_entry().0)
     }
 
-    /// The time at which the next request finishes if none arrives or leaves.
+    /// The time at which the next request finishes if none arrives or leaves. `None` while nothing is
+    /// served.
     pub(crate) fn next_finish(&self) -> Option<Instant> {
         let (_, due) = self.in_service.first_key_value()?;
         let crowd = self.in_service_count().max(self.capacity);
+        if self.capacity == 0 {
+            return None;
+        }
         let wait = (due.saturating_sub(self.virtual_now) * crowd).div_ceil(self.capacity);
         let wait = Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX));
         self.updated_at.checked_add(wait)
@@ -150,6 +161,20 @@ impl Capacity {
         };
         self.changed.notify_one();
         let _ = receiver.await;
+    }
+
+    /// Changes the capacity at each of these times after now. Ends with the last.
+    ///
+    /// Cancel safety: later changes do not happen.
+    pub(crate) async fn follow(&self, changes: &[CapacityChange]) {
+        let start = tokio::time::Instant::now();
+        for change in changes {
+            tokio::time::sleep_until(start + change.after).await;
+            self.state()
+                .sharing
+                .set_capacity(time::now(), change.capacity);
+            self.changed.notify_one();
+        }
     }
 
     /// Completes the served requests. Runs forever, once per model. Cancel safety: no state is
@@ -232,6 +257,28 @@ mod tests {
         sharing.depart(start + SECOND, second);
         assert_eq!(sharing.next_finish(), Some(start + SECOND * 3 / 2));
         assert_eq!(sharing.pop_finished(start + SECOND * 3 / 2), Some(first));
+    }
+
+    #[test]
+    fn a_change_of_the_capacity_counts_from_its_time_on_and_nothing_is_served_in_a_pause() {
+        let start = origin();
+        let mut sharing = sharing(start, 2);
+        let first = sharing.arrive(start);
+        let second = sharing.arrive(start);
+        sharing.set_capacity(start + SECOND / 2, 1);
+        assert_eq!(sharing.next_finish(), Some(start + SECOND * 3 / 2));
+        sharing.set_capacity(start + SECOND, 0);
+        assert_eq!(sharing.next_finish(), None);
+        assert_eq!(sharing.pop_finished(start + SECOND * 9), None);
+        sharing.set_capacity(start + SECOND * 10, 2);
+        let end = start + SECOND * 41 / 4;
+        assert_eq!(sharing.next_finish(), Some(end));
+        assert_eq!(sharing.pop_finished(end), Some(first));
+        assert_eq!(sharing.pop_finished(end), Some(second));
+        // Nothing is in service while nothing is served.
+        sharing.set_capacity(end, 0);
+        sharing.set_capacity(end + SECOND, 1);
+        assert_eq!(sharing.next_finish(), None);
     }
 
     #[tokio::test(start_paused = true)]

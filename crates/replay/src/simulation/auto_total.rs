@@ -7,6 +7,7 @@ use super::statistics::groups::rounded;
 use crate::histogram::DurationHistogram;
 use crate::report::model::{AutoTotalReport, TotalChangeReport};
 use weir_kubernetes::request_info::{RequestInfo, Verb};
+use weir_limits::auto_total::probes::ProbeSchedule;
 use weir_limits::auto_total::{AutoTotal, TotalChange, TotalSignal};
 
 /// The recorded reads of which one in ten is quicker than this, per mille: most may have been
@@ -23,7 +24,7 @@ const MAX_REPORTED_CHANGES: usize = 1000;
 pub(super) struct SimTotal {
     controller: AutoTotal,
     pub(super) next_probe: SimTime,
-    pub(super) next_unloaded: SimTime,
+    pub(super) schedule: ProbeSchedule,
     /// Recorded times of reads of one object.
     reads: DurationHistogram,
     /// The least and the greatest total so far.
@@ -42,7 +43,7 @@ impl SimTotal {
         Self {
             controller,
             next_probe: SimTime(0),
-            next_unloaded: SimTime(0),
+            schedule: ProbeSchedule::new(now),
             reads: DurationHistogram::default(),
             extremes: (total, total),
             changes: 0,

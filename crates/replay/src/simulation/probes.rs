@@ -6,26 +6,14 @@
 //! server has itself, what its own limits would have rejected, and what other clients it had. And a
 //! server full of LISTs delays a read more than one full of small requests; here both are alike.
 
-use std::time::Duration;
-
 use super::agenda::SimTime;
 use super::auto_total::SimTotal;
 use super::engine::Simulation;
 use super::limits::limiter::Limiter;
 use super::model::AutoTotalPolicy;
-use weir_limits::auto_total::{Overload, TotalSignal};
-
-/// The time between two probes under load, in nanoseconds.
-const PROBE_PERIOD_NS: u64 = 200_000_000;
-
-/// The time between two probes without load, in nanoseconds.
-const UNLOADED_PERIOD_NS: u64 = 10_000_000_000;
-
-/// A probe that takes longer has no answer.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The least seats of each level that is limited.
-const LEAST_SEATS_OF_LEVEL: u32 = 5;
+use weir_kubernetes::numeric::saturating_u64;
+use weir_limits::auto_total::probes::{PROBE_PERIOD, PROBE_TIMEOUT, SeatLoad};
+use weir_limits::auto_total::{LEAST_SEATS_OF_LEVEL, Overload, TotalSignal};
 
 impl Simulation {
     /// Finds the total from now on, beginning with the greatest.
@@ -53,13 +41,14 @@ impl Simulation {
         };
         let due = total.next_probe;
         self.now = self.now.max(due);
+        let period = saturating_u64(PROBE_PERIOD.as_nanos());
         // While nothing is there, a probe says what the one before has said.
         let skipped = if self.requests.is_empty() {
-            next.since(due) / PROBE_PERIOD_NS
+            next.since(due) / period
         } else {
             0
         };
-        total.next_probe = due.plus((skipped + 1).saturating_mul(PROBE_PERIOD_NS));
+        total.next_probe = due.plus((skipped + 1).saturating_mul(period));
         let (Limiter::Fairness(fairness), Some(capacity)) = (&mut self.limiter, &self.capacity)
         else {
             return;
@@ -73,19 +62,20 @@ impl Simulation {
         if waiting > 0 {
             total.record_limiting();
         }
-        let signal = if time > PROBE_TIMEOUT {
-            TotalSignal::Overload(Overload::NoAnswer)
-        } else if in_use * 2 > seats || waiting > 0 {
-            // What is left of a load slows a read down, as in front of the proxy.
-            total.next_unloaded = self.now.plus(UNLOADED_PERIOD_NS);
-            TotalSignal::Loaded(time)
-        } else if in_use * 20 <= seats && self.now >= total.next_unloaded {
-            total.next_unloaded = self.now.plus(UNLOADED_PERIOD_NS);
-            TotalSignal::Unloaded(time)
-        } else {
+        let now = self.epoch.instant(self.now);
+        let load = SeatLoad {
+            seats,
+            in_use,
+            waiting: saturating_u64(waiting),
+        };
+        let Some(meaning) = total.schedule.next(now, load) else {
             return;
         };
-        let now = self.epoch.instant(self.now);
+        let signal = if time > PROBE_TIMEOUT {
+            TotalSignal::Overload(Overload::NoAnswer)
+        } else {
+            meaning(time)
+        };
         let Some(seats) = total.record(self.now, now, signal) else {
             return;
         };
@@ -98,6 +88,8 @@ impl Simulation {
 mod tests {
     use super::super::model::{ReplayModel, ReplayedPolicies};
     use super::super::tests::{TestLog, assert_conserved, fairness, max_in_flight};
+    use std::time::Duration;
+
     use super::*;
     use crate::report::model::RunReport;
 

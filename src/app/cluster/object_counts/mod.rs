@@ -17,8 +17,9 @@ use crate::app::cluster::denials::Denials;
 use crate::app::cluster::object_counts::list_counter::ListCounter;
 use crate::flowcontrol::controller::Controller;
 use crate::identity::transport::RemoteError;
-use crate::limits::total_finder::TotalFinder;
+use crate::limits::total_finder::{PublishedSeats, TotalFinder};
 use crate::upstream::forward::api_server_client::ApiServerClient;
+use crate::upstream::servers::api_server::ApiServer;
 use weir_base::clock::Clock;
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 
@@ -33,10 +34,11 @@ const PERIODS_AFTER_DENIAL: u32 = 10;
 /// The time until the next try after a 403 that does not show that a right is missing.
 const DENIAL_RETRY: Duration = Duration::from_secs(2);
 
-/// What the API server's metrics say, and how the answer ended: at its end, or at the most that is
-/// read.
+/// What the metrics of an API server say, and how the answer ended: at its end, or at the most that
+/// is read. Without `server`, of any.
 pub(crate) async fn read_metrics(
     calls: &ApiServerClient,
+    server: Option<&Arc<ApiServer>>,
 ) -> (
     ResourceMetrics,
     Result<(StatusCode, ControlFlow<()>), RemoteError>,
@@ -44,15 +46,18 @@ pub(crate) async fn read_metrics(
     let mut metrics = ResourceMetrics::default();
     let mut remaining = MAX_BYTES;
     let path = PathAndQuery::from_static(METRICS_PATH);
-    let response = calls.stream(path, None, |piece| {
+    let sink = |piece: &[u8]| {
         metrics.feed(piece);
         remaining = remaining.saturating_sub(piece.len());
         match remaining {
             0 => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         }
-    });
-    let response = response.await;
+    };
+    let response = match server {
+        None => calls.stream(path, None, sink).await,
+        Some(server) => calls.stream_of(server, path, sink).await,
+    };
     (metrics, response)
 }
 
@@ -77,6 +82,12 @@ enum PollOutcome {
     Denied(StatusCode),
     /// A 403 that does not show yet that a right is missing.
     Forbidden,
+}
+
+impl PollOutcome {
+    const fn is_read(self) -> bool {
+        matches!(self, Self::Counted | Self::NoCounts)
+    }
 }
 
 impl ObjectCountPolls {
@@ -136,7 +147,7 @@ impl ObjectCountPolls {
                 PollOutcome::Denied(_) => every * PERIODS_AFTER_DENIAL,
                 PollOutcome::Forbidden => every.min(DENIAL_RETRY),
             };
-            let has_counts = matches!(polled, PollOutcome::Counted | PollOutcome::NoCounts);
+            let has_counts = polled.is_read();
             let elapsed = async {
                 if every.is_zero() {
                     std::future::pending().await
@@ -161,16 +172,45 @@ impl ObjectCountPolls {
         }
     }
 
+    /// Reads the metrics of each server: their seats may differ, their objects do not. Several are
+    /// read by their own addresses.
     async fn poll(&self, denials: &mut Denials) -> PollOutcome {
-        let (metrics, response) = read_metrics(&self.calls).await;
+        let servers = self.calls.servers();
+        let mut published = PublishedSeats::default();
+        let mut polled = None;
+        if servers.len() < 2 {
+            polled = Some(self.poll_server(None, denials, &mut published).await);
+        } else {
+            for server in &servers {
+                let outcome = self
+                    .poll_server(Some(server), denials, &mut published)
+                    .await;
+                // What one server says of the objects is enough.
+                let is_counted = polled.is_some_and(PollOutcome::is_read);
+                polled = polled.filter(|_| is_counted).or(Some(outcome));
+            }
+        }
+        let polled = polled.unwrap_or(PollOutcome::Failed);
+        if polled.is_read() {
+            self.finder.record_seats(published);
+        }
+        polled
+    }
+
+    async fn poll_server(
+        &self,
+        server: Option<&Arc<ApiServer>>,
+        denials: &mut Denials,
+        published: &mut PublishedSeats,
+    ) -> PollOutcome {
+        let (metrics, response) = read_metrics(&self.calls, server).await;
         match response {
             Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
                 denials.reset();
                 if let Some(controller) = &self.controller {
                     controller.record_server_counts(&metrics);
                 }
-                let (seats, queued) = (metrics.nominal_seats(), metrics.queued_requests());
-                self.finder.record_server(seats, queued);
+                published.add(&metrics);
                 if metrics.counts().next().is_some() {
                     PollOutcome::Counted
                 } else {
