@@ -386,6 +386,9 @@ mod tests {
         unloaded: f64,
         /// The requests that clients have ready.
         offered: u32,
+        /// The share of the requests inside that wait for something outside, such as an admission webhook: they
+        /// have a seat, and take nothing from the others.
+        waiting_outside: f64,
         /// The deviation of the logarithm of a probe's time.
         noise: f64,
         /// The share of probes that take ten times as long.
@@ -405,6 +408,7 @@ mod tests {
                 cost: 0.0005,
                 unloaded: 0.001,
                 offered: 2_000,
+                waiting_outside: 0.0,
                 noise: 0.25,
                 tail: 0.0,
                 stalled_until: now,
@@ -414,11 +418,12 @@ mod tests {
         /// Where the total is right.
         fn right(&self) -> f64 {
             let target = self.total.target().as_secs_f64();
-            (target - self.unloaded) / self.cost
+            (target - self.unloaded) / self.cost / (1.0 - self.waiting_outside)
         }
 
         fn probe(&mut self) -> Duration {
-            let inside = f64::from(self.total.total().min(self.offered));
+            let inside =
+                f64::from(self.total.total().min(self.offered)) * (1.0 - self.waiting_outside);
             // The sum of twelve uniform numbers is nearly normal.
             let normal = (0..12).map(|_| self.random.f64()).sum::<f64>() - 6.0;
             let mut time = (self.unloaded + self.cost * inside) * (self.noise * normal).exp();
@@ -546,6 +551,35 @@ mod tests {
                 paused.extend(plant.run(Duration::from_secs(5)));
             }
             plant.assert_right(&paused, 0.5);
+        }
+    }
+
+    /// A webhook of 5 s on one resource, an aggregated API that answers 503 for ever, one user of slow proxied apps: none of
+    /// them is measured. The answers of the first two end requests, and those of the last take no seat.
+    #[test]
+    fn requests_that_wait_outside_of_the_server_move_the_total_by_their_own_seats_at_most() {
+        for seed in 1..=20 {
+            let mut plant = Plant::new(seed);
+            plant.noise = 0.1;
+            plant.run(Duration::from_secs(15));
+            let mean = |totals: &[f64]| {
+                totals.iter().sum::<f64>() / f64::from(u32::try_from(totals.len()).unwrap())
+            };
+            let before = mean(&plant.run(Duration::from_secs(60)));
+            plant.waiting_outside = 0.05;
+            plant.run(Duration::from_secs(10));
+            let beside = mean(&plant.run(Duration::from_secs(60)));
+            assert!((beside / before - 1.0).abs() < 0.1, "{before} {beside}");
+            // A crowd of them: those that work are as many as before, so that a small read takes as long.
+            plant.waiting_outside = 0.4;
+            plant.run(Duration::from_secs(15));
+            let crowd = plant.run(Duration::from_secs(60));
+            plant.assert_right(&crowd, 0.25);
+            // Once they are gone, fewer are let in within ten seconds.
+            plant.waiting_outside = 0.0;
+            plant.run(Duration::from_secs(10));
+            let after = plant.run(Duration::from_secs(30));
+            plant.assert_right(&after, 0.25);
         }
     }
 
