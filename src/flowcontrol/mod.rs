@@ -35,3 +35,11 @@ mod collector;
 pub mod controller;
 pub(crate) mod level;
 pub mod sources;
+
+use http::HeaderName;
+
+/// The headers with the `metadata.uid` of the flow schema and the priority level of a request.
+pub(crate) const FLOW_SCHEMA_UID: HeaderName =
+    HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+pub(crate) const PRIORITY_LEVEL_UID: HeaderName =
+    HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");

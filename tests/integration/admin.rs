@@ -116,31 +116,42 @@ async fn nothing_that_operators_look_at_waits_for_an_api_server_that_hangs() {
 }
 
 #[tokio::test]
-async fn a_429_of_the_servers_own_limits_is_told_apart_from_what_a_policy_refuses() {
+async fn a_429_of_the_servers_own_limits_is_told_apart_from_what_others_reject() {
     let mut upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address).start().await;
     let mut alice = weir.alice(HttpVersion::Http2);
     let (plain, json) = ("text/plain; charset=utf-8", "application/json");
     let eviction = "/api/v1/namespaces/a/pods/p/eviction";
+    let level = ("x-kubernetes-pf-prioritylevel-uid", "1");
+    let aggregated = "/apis/metrics.k8s.io/v1beta1/namespaces/a/pods";
     let status = r#"{"kind":"Status","reason":"TooManyRequests","code":429}"#;
-    for (target, content_type, body, limited) in [
-        (eviction, json, status, 0.0),
-        ("/api/v1/namespaces/a/events", json, status, 0.0),
+    let text = "Too many requests, please try again later.\n";
+    let cases: [(&str, &str, &[_], &str, f64); 8] = [
+        (eviction, json, &[], status, 0.0),
+        ("/api/v1/namespaces/a/events", json, &[], status, 0.0),
+        // An app in a Pod, and the limits of an aggregated API server behind those of this one.
         (
-            LIST,
+            "/api/v1/namespaces/a/pods/p/proxy/x",
             plain,
-            "Too many requests, please try again later.\n",
-            1.0,
+            &[level],
+            text,
+            0.0,
         ),
         (
-            eviction,
+            "/api/v1/namespaces/a/services/s/proxy/",
             plain,
-            "Too many requests, please try again later.\n",
-            2.0,
+            &[],
+            text,
+            0.0,
         ),
-    ] {
+        (aggregated, plain, &[level, level], text, 0.0),
+        (LIST, plain, &[], text, 1.0),
+        (eviction, plain, &[level], text, 2.0),
+        (aggregated, plain, &[level], text, 3.0),
+    ];
+    for (target, content_type, levels, body, limited) in cases {
         let call = alice.send(TestRequest::post(target, "{}")).await;
-        let headers = [("content-type", content_type)];
+        let headers = [&[("content-type", content_type)], levels].concat();
         let exchange = upstream.next_exchange().await;
         exchange.respond_with_headers(429, &headers, body).await;
         assert_eq!(call.response().await.status, 429);
@@ -150,7 +161,7 @@ async fn a_429_of_the_servers_own_limits_is_told_apart_from_what_a_policy_refuse
     assert_eq!(
         weir.metric("weir_upstream_responses_total{code=\"429\"}")
             .await,
-        4.0
+        8.0
     );
 }
 

@@ -17,8 +17,6 @@
 //! that is slow by itself does not decide for all. A step begins at the agreed total, so that the
 //! proposals stay together.
 
-pub mod probes;
-
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -30,7 +28,7 @@ pub const LEAST_SEATS_OF_LEVEL: u32 = 5;
 /// How often the total may change. A step of the total shows in the probes of the next second.
 const STEP: Duration = Duration::from_secs(1);
 
-/// The probes of one step, at one each [`PROBE_PERIOD`](probes::PROBE_PERIOD).
+/// The probes of one step, at one each [`PROBE_PERIOD`](crate::total_probes::PROBE_PERIOD).
 const SHORT_WINDOW: usize = 5;
 
 /// The probes whose median counts near the target: a third of the noise of one probe is left.
@@ -369,8 +367,8 @@ fn median(times: &VecDeque<f64>, most: usize) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::probes::{PROBE_PERIOD, PROBE_TIMEOUT};
     use super::*;
+    use crate::total_probes::{PROBE_PERIOD, PROBE_TIMEOUT};
 
     const TARGET: Duration = Duration::from_millis(100);
     const BOUNDS: (u32, u32) = (30, 540);

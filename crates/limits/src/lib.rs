@@ -20,6 +20,7 @@ pub mod rejection_hold;
 pub mod service_times;
 pub mod shared_limits;
 pub mod throttling;
+pub mod total_probes;
 
 pub use admission_attributes::AdmissionAttributes;
 pub use max_in_flight::MaxInFlight;

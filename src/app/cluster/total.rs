@@ -14,10 +14,10 @@ use crate::upstream::UpstreamMetrics;
 use crate::upstream::forward::latency_probe::{LatencyProbe, ProbeTime};
 use crate::upstream::servers::api_server::ApiServer;
 use weir_base::clock::Clock;
-use weir_limits::auto_total::probes::{
+use weir_limits::auto_total::{Overload, TotalSignal};
+use weir_limits::total_probes::{
     PROBE_PERIOD, PROBE_TIMEOUT, ProbeMeaning, ProbeSchedule, SeatLoad,
 };
-use weir_limits::auto_total::{Overload, TotalSignal};
 
 /// Most probes of one server at a time: one each interval, until the timeout.
 const MAX_PROBES: usize = 10;

@@ -5,11 +5,12 @@
 //! thousand times. Head and body are cached, including the date, and only copied.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 
 use crate::flowcontrol::level::ObjectId;
+use crate::flowcontrol::{FLOW_SCHEMA_UID, PRIORITY_LEVEL_UID};
 use crate::limits::Rejection;
 use crate::pipeline::reject::limit_status::limit_status;
 use crate::pipeline::reject::rejection::{PROTOBUF, RequestRejection, StatusEncoding};
@@ -24,10 +25,6 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache, private");
 const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
-
-/// The `metadata.uid` of the flow schema and priority level (`flowcontrol.apiserver.k8s.io`).
-const FLOW_SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
-const PRIORITY_LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
 
 /// Capacity for the headers of a rejection, with the decision's and those that the HTTP library
 /// adds.

@@ -26,7 +26,7 @@ use crate::flowcontrol::controller::FlowControlDecision;
 use crate::limits::Permit;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_labels;
-use crate::pipeline::trace::outcome::{HandlerReached, RejectionFacts, is_plain_error};
+use crate::pipeline::trace::outcome::{HandlerReached, RejectionFacts, is_limit_rejection};
 use crate::pipeline::trace::record::{ArrivalTime, RecordGuard, USUAL_LENGTH};
 use crate::pipeline::trace::request_metrics::{MeasuredBody, RequestEnd};
 use crate::pipeline::trace::request_series::{RequestSeries, Responder};
@@ -291,9 +291,7 @@ impl Trace {
             context.responded_at = Some(now);
         }
         self.metrics.record_upstream_response(code);
-        // The API server's own limits reject in plain text (`tooManyRequests`). What a disruption
-        // budget or an admission plugin refuses is a Status.
-        if code == StatusCode::TOO_MANY_REQUESTS && is_plain_error(code, headers) {
+        if is_limit_rejection(info, code, headers) {
             self.metrics.upstream_limit_rejections.inc();
         }
         let exists = code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS;

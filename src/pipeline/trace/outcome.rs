@@ -3,6 +3,7 @@
 
 use http::{HeaderMap, StatusCode, header};
 
+use crate::flowcontrol::PRIORITY_LEVEL_UID;
 use crate::limits::Rejection;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 
@@ -119,12 +120,10 @@ impl HandlerReached {
                 Self::Yes
             }
         };
-        // What the server behind a connection answers has come through a handler, whatever it is.
-        let connects =
-            info.is_resource_request() && info.long_running() && *info.verb() != Verb::Watch;
         match code {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::FORBIDDEN => inspected(),
-            _ if connects => inspected(),
+            // What the server behind a connection answers has come through a handler, whatever it is.
+            _ if connects(info) => inspected(),
             StatusCode::UNAUTHORIZED => Self::No,
             _ if !info.is_resource_request() => {
                 if has_handler {
@@ -171,8 +170,29 @@ impl HandlerReached {
     }
 }
 
+/// Whether it leads to a server behind the API server: exec, port-forward, logs, proxied apps.
+fn connects(info: &RequestInfo<'_>) -> bool {
+    info.is_resource_request() && info.long_running() && *info.verb() != Verb::Watch
+}
+
+/// Whether the API server's own priority and fairness or max-in-flight has rejected the request, in
+/// plain text (`tooManyRequests`). What a disruption budget or an admission plugin rejects is a Status.
+///
+/// Neither limits what leads to another server, so that a 429 there is that server's. The limits of
+/// an aggregated API server set the headers of priority and fairness a second time.
+pub(crate) fn is_limit_rejection(
+    info: &RequestInfo<'_>,
+    code: StatusCode,
+    headers: &HeaderMap,
+) -> bool {
+    code == StatusCode::TOO_MANY_REQUESTS
+        && is_plain_error(code, headers)
+        && !connects(info)
+        && headers.get_all(PRIORITY_LEVEL_UID).iter().nth(1).is_none()
+}
+
 /// Whether it is an error in plain text: of a filter, of no route, of a panic, or of the aggregator.
-pub(crate) fn is_plain_error(code: StatusCode, headers: &HeaderMap) -> bool {
+fn is_plain_error(code: StatusCode, headers: &HeaderMap) -> bool {
     let is_plain = headers
         .get(header::CONTENT_TYPE)
         .is_some_and(|content_type| content_type.as_bytes().starts_with(b"text/plain"));

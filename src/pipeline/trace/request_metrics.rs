@@ -195,7 +195,7 @@ impl RequestHistograms {
 pub(crate) fn limit_rejections(registry: &Registry) -> IntCounter {
     registry.counter(
         "weir_upstream_limit_rejections_total",
-        "Requests that the API server's own limits rejected (429 in plain text). What a disruption budget or an admission plugin refuses with 429 is not among them.",
+        "Requests that the API server's own limits rejected (429 in plain text). What a disruption budget, an admission plugin, a proxied app or an aggregated API rejects with 429 is not among them.",
     )
 }
 

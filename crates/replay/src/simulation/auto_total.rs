@@ -7,8 +7,8 @@ use super::statistics::groups::rounded;
 use crate::histogram::DurationHistogram;
 use crate::report::model::{AutoTotalReport, TotalChangeReport};
 use weir_kubernetes::request_info::{RequestInfo, Verb};
-use weir_limits::auto_total::probes::ProbeSchedule;
 use weir_limits::auto_total::{AutoTotal, TotalChange, TotalSignal};
+use weir_limits::total_probes::ProbeSchedule;
 
 /// The recorded reads of which one in ten is quicker than this, per mille: most may have been
 /// recorded under load.

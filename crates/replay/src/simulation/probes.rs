@@ -12,8 +12,8 @@ use super::engine::Simulation;
 use super::limits::limiter::Limiter;
 use super::model::AutoTotalPolicy;
 use weir_kubernetes::numeric::saturating_u64;
-use weir_limits::auto_total::probes::{PROBE_PERIOD, PROBE_TIMEOUT, SeatLoad};
 use weir_limits::auto_total::{LEAST_SEATS_OF_LEVEL, Overload, TotalSignal};
+use weir_limits::total_probes::{PROBE_PERIOD, PROBE_TIMEOUT, SeatLoad};
 
 impl Simulation {
     /// Finds the total from now on, beginning with the greatest.

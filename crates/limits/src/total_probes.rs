@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::TotalSignal;
+use crate::auto_total::TotalSignal;
 
 /// The period of probes under load: five for each step of the total.
 pub const PROBE_PERIOD: Duration = Duration::from_millis(200);
