@@ -15,6 +15,21 @@ total_is() { [[ $(total seats) == "$1" ]]; }
 # shellcheck disable=SC2317,SC2329 # called by `within`
 read_within() { [[ $(total readMs) != null ]] && jq -en "$(total readMs) < $1" >/dev/null; }
 
+# Servers with limits of their own: the bound is a share of the sum of what each of them publishes at its own address.
+apiserver small 0 --apiserver-concurrency-limit 300
+cp -r "$DIR" "$WORK/large"
+servers=https://$ADDRESS
+apiserver large 0 --apiserver-concurrency-limit 500
+start both "$WEIR" serve --bind-address 127.0.0.1 "${anywhere[@]}" \
+    --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" --token-auth-file "$DIR/tokens.csv" \
+    --kubeconfig "$DIR/kubeconfig" --upstream "$servers,$URL"
+fronting both
+# shellcheck disable=SC2317,SC2329 # called by `within`
+most_between() { local most; most=$(total most) && ((most >= $1 && most <= $2)); }
+# kube-apiserver rounds the seats of each level up.
+check_ok 'two servers with 300 and 500 seats allow 0.9 of 800 together' within "$LIMIT" most_between 720 750
+signal both KILL
+
 # The API server works on ten requests at full speed, 50 ms each: with N inside, each takes 5 N ms. That is 200 requests a second,
 # which also a machine with other load reaches, and with it the total depends on the API server alone.
 apiserver api 0 --capacity 10 --service-time 50ms

@@ -31,6 +31,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct ServerFairness {
     controller: Arc<Controller>,
+    registry: Registry,
     /// Whether requests take seats. Otherwise they are only classified, for the headers of their
     /// responses.
     limits: bool,
@@ -47,9 +48,10 @@ impl ServerFairness {
             consistent_reads_from_cache: true,
         };
         let objects = bootstrap::add_missing(Vec::new());
+        let registry = Registry::new();
         Self {
-            // Its metrics are not served. The playground has counters of its own.
-            controller: Controller::new(config, &objects, &Registry::new()),
+            controller: Controller::new(config, &objects, &registry),
+            registry,
             limits: seats.is_some(),
         }
     }
@@ -157,6 +159,13 @@ impl Fairness for ServerFairness {
         self.controller.configure(Clock.now(), &objects);
     }
 
+    fn metrics(&self) -> String {
+        match self.limits {
+            true => self.registry.render(),
+            false => String::new(),
+        }
+    }
+
     fn run(&self) -> BoxFuture<'_, ()> {
         Box::pin(self.controller.run())
     }
@@ -167,6 +176,7 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use super::*;
+    use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 
     type PendingAdmission<'a> = BoxFuture<'a, Result<Option<SeatGuard>, TooManyRequests>>;
 
@@ -185,6 +195,19 @@ mod tests {
             groups: groups.iter().map(|&group| group.to_owned()).collect(),
             extra: Default::default(),
         }
+    }
+
+    #[test]
+    fn a_server_with_limits_publishes_their_seats() {
+        let seats = |fairness: &ServerFairness| {
+            let mut metrics = ResourceMetrics::default();
+            metrics.feed(fairness.metrics().as_bytes());
+            metrics.nominal_seats()
+        };
+        // Shares are rounded up.
+        let limited = seats(&ServerFairness::new(NonZeroU32::new(600))).unwrap();
+        assert!((600..610).contains(&limited), "{limited}");
+        assert_eq!(seats(&ServerFairness::new(None)), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -58,10 +58,12 @@ pub(crate) async fn handle(
         ApiRoute::Metrics => {
             require_read_method(request.method())?;
             let stored = stored_resources(&state.storage.lock());
+            let fairness = state.fairness.as_ref().map(|fairness| fairness.metrics());
             return Ok(response::metrics(
                 &state.request_log.counters(),
                 &stored,
                 state.list_memory.resident(),
+                &fairness.unwrap_or_default(),
             ));
         }
         ApiRoute::Resource(target) => {

@@ -196,11 +196,13 @@ pub(crate) struct StoredResource {
     pub(crate) bytes: Option<usize>,
 }
 
-/// The counters, and kube-apiserver's own metrics of stored objects, in Prometheus' format.
+/// The counters, kube-apiserver's own metrics of stored objects, and those of priority and fairness, in
+/// Prometheus' format.
 pub(crate) fn metrics(
     counters: &ServerCounters,
     stored: &[StoredResource],
     resident_memory: u64,
+    fairness: &str,
 ) -> Response<PlaygroundBody> {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let families = [
@@ -252,6 +254,7 @@ pub(crate) fn metrics(
     };
     push_family(&mut text, "objects", stored, objects);
     push_family(&mut text, "size_estimate_bytes", stored, size);
+    text.push_str(fairness);
     full(StatusCode::OK, METRICS, text.into_bytes())
 }
 

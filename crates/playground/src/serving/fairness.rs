@@ -47,6 +47,11 @@ pub trait Fairness: fmt::Debug + Send + Sync {
     /// Replaces the objects by which requests are classified. Each is a manifest.
     fn configure(&self, _objects: &[Value]) {}
 
+    /// Its metrics in Prometheus' text format, for the server's `/metrics`.
+    fn metrics(&self) -> String {
+        String::new()
+    }
+
     /// Moves seats between priority levels periodically. Runs until it is dropped.
     ///
     /// # Cancel safety
