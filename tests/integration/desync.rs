@@ -475,6 +475,12 @@ impl SentExchange {
         if self.body.is_empty() { "GET" } else { "PUT" }
     }
 
+    /// Of the request, over HTTP/1.1.
+    fn head(&self) -> String {
+        let (method, target, length) = (self.method(), &self.target, self.body.len());
+        format!("{method} {target} HTTP/1.1\r\nhost: weir\r\ncontent-length: {length}\r\n\r\n")
+    }
+
     /// Checks that what was received is of this exchange.
     fn check(&self, status: u16, body: &[u8], is_whole: bool) -> Outcome {
         let expected = mark(&self.target).repeat(MARKS);
@@ -665,10 +671,7 @@ impl Outcomes {
 /// Sends one request, and checks that what comes back is for it. Returns whether the connection can be
 /// used again, too.
 async fn exchange_http1(wire: &mut RawHttp1, exchange: &SentExchange) -> (Outcome, bool) {
-    let (method, target, length) = (exchange.method(), &exchange.target, exchange.body.len());
-    let head =
-        format!("{method} {target} HTTP/1.1\r\nhost: weir\r\ncontent-length: {length}\r\n\r\n");
-    let all = [head.as_bytes(), &exchange.body].concat();
+    let all = [exchange.head().as_bytes(), &exchange.body].concat();
     if let Leaves::Sent(bytes) = exchange.leaves {
         let _ = wire.writer.send(&all[..bytes.min(all.len())]).await;
         return (Outcome::Left, false);
@@ -679,7 +682,7 @@ async fn exchange_http1(wire: &mut RawHttp1, exchange: &SentExchange) -> (Outcom
         return (Outcome::Nothing, false);
     };
     let response = ReceivedResponse::from_lines(&lines);
-    let mut framing = Framing::from_response(&response, method);
+    let mut framing = Framing::from_response(&response, exchange.method());
     let mut received = Vec::new();
     let mut trailers = Headers::default();
     let is_whole = loop {
@@ -873,5 +876,56 @@ async fn no_response_is_mixed_up_and_no_seat_is_lost_whatever_clients_and_server
         // Each must be common, or little is proven.
         let each = count / 3;
         assert!(direct > each / 3 && broken > each / 50 && own > each / 50 && left > each / 20);
+    }
+}
+
+/// Alice leaves at one byte after the other, and each time the next request, of another user, gets its
+/// own response.
+#[tokio::test]
+async fn a_client_may_leave_at_every_byte_of_a_request_and_of_a_response() {
+    let is_nightly = std::env::var("NIGHTLY").is_ok_and(|value| value == "1");
+    // Of a response's body; a prime, so that no end of a mark is left out.
+    let step = if is_nightly { 1 } else { 13 };
+    let connect = async |weir: &Weir, certificate| {
+        let tls = client_tls_config(&[HttpVersion::Http1.alpn()], Some(certificate));
+        RawHttp1::new(weir.connect_tls(Arc::new(tls)).await)
+    };
+    let exchange_of = |user, name, leaves| {
+        let target = format!("/api/v1/namespaces/a/configmaps/x.{user}.{name}.0");
+        SentExchange {
+            behaviour: Behaviour::Plain,
+            body: Bytes::from(mark(&target)),
+            leaves,
+            target,
+        }
+    };
+    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
+        let mut upstream = FakeUpstream::start().await;
+        let weir = start(upstream.address, protocol).await;
+        let asking = async {
+            let mut other = connect(&weir, &pki().admin).await;
+            // A request whose last byte is missing, and a response likewise.
+            let longest = exchange_of("alice", 9999, Leaves::Never);
+            let (head, body) = (longest.head().len(), longest.body.len());
+            let sent = (0..head + body).map(Leaves::Sent);
+            let received = (0..body * MARKS).step_by(step).map(Leaves::Received);
+            for (name, leaves) in sent.chain(received).enumerate() {
+                let left = exchange_of("alice", 1000 + name, leaves);
+                let mut wire = connect(&weir, &pki().alice).await;
+                let (outcome, _) = exchange_http1(&mut wire, &left).await;
+                assert!(outcome == Outcome::Left || outcome == Outcome::Direct);
+                drop(wire);
+                let whole = exchange_of("admin", name, Leaves::Never);
+                let next = exchange_http1(&mut other, &whole).await;
+                assert_eq!(next, (Outcome::Direct, true), "after {leaves:?}");
+            }
+            drop(other);
+            assert_nothing_is_held(&weir).await;
+        };
+        let seen = Mutex::default();
+        tokio::select! {
+            () = asking => {}
+            () = serve(&mut upstream, &seen) => unreachable!("it serves as long as it is asked"),
+        }
     }
 }
