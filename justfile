@@ -17,11 +17,15 @@ lint:
     cargo fmt --check
     cargo clippy --all-targets --locked -- -D warnings
     cargo clippy --lib --bins --locked --no-default-features -- -D warnings
-    shellcheck --external-sources .ci/run benches/*.sh deploy/*.sh deploy/release/*.sh deploy/release/debian/* examples/*.sh tests/tools/*.sh
+    shellcheck --external-sources .ci/run benches/*.sh deploy/*.sh deploy/release/*.sh deploy/release/debian/* examples/*.sh fuzz/run tests/tools/*.sh
 
 # weir in front of a small API server in memory; it prints what to paste.
 run *FLAGS='--dir target/playground':
     cargo run --release --locked -- playground {{ FLAGS }}
+
+# Inputs chosen by coverage for one of the targets in src/fuzzing.rs, or for all in turn, for so many seconds each.
+fuzz TARGET='all' SECONDS='60':
+    fuzz/run {{ TARGET }} {{ SECONDS }}
 
 # One benchmark of benches/ by the profile `release`, or one case of it.
 bench NAME='admission' *FILTER:

@@ -51,6 +51,10 @@ pub(crate) mod write_coalescing;
 pub(crate) mod written_first;
 pub mod x509;
 
+// Any bytes, for what reads those of peers and files
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
+
 // The program
 pub mod app;
 pub mod cli;

@@ -11,7 +11,7 @@ pub mod handshake_queue;
 mod keepalive;
 pub mod metrics;
 pub(crate) mod pending_handshakes;
-mod proxy_protocol;
+pub(crate) mod proxy_protocol;
 pub mod settings;
 pub mod tls;
 pub(crate) mod worker;

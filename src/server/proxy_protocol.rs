@@ -52,7 +52,11 @@ pub(super) async fn read_client_address(tcp: &mut TcpStream) -> io::Result<Optio
     parse_source_address(&header)
 }
 
-fn parse_source_address(header: &[u8]) -> io::Result<Option<SocketAddr>> {
+/// The client's address that a whole header names.
+///
+/// # Errors
+/// The header is invalid.
+pub(crate) fn parse_source_address(header: &[u8]) -> io::Result<Option<SocketAddr>> {
     let header = Header::try_from(header)
         .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why.to_string()))?;
     if header.command == Command::Local {

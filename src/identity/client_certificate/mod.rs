@@ -7,7 +7,7 @@
 //! is not valid yet is verified again every ten seconds at most. After a reload that changes the CA,
 //! every chain is verified again with its next request.
 
-mod subject;
+pub(crate) mod subject;
 pub(crate) mod trust;
 
 use parking_lot::Mutex;

@@ -17,11 +17,11 @@ const UID: &[u8] = &[0x2b, 6, 1, 4, 1, 0x83, 0xc2, 0x53, 2];
 
 /// The part of a subject that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SubjectError(pub(super) &'static str);
+pub(crate) struct SubjectError(pub(super) &'static str);
 
 /// The attributes of a subject that Kubernetes uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct CertificateSubject<'c> {
+pub(crate) struct CertificateSubject<'c> {
     /// The last common name. Empty if there is none.
     pub(super) common_name: Cow<'c, str>,
     /// All organizations, in order.
@@ -35,7 +35,7 @@ impl<'c> CertificateSubject<'c> {
     ///
     /// # Errors
     /// The structure is invalid, or a common name or an organization cannot be read.
-    pub(super) fn parse(name: &'c [u8]) -> Result<Self, SubjectError> {
+    pub(crate) fn parse(name: &'c [u8]) -> Result<Self, SubjectError> {
         let mut subject = Self::default();
         for attribute in parse_name(name).ok_or(SubjectError("structure"))? {
             subject.add_attribute(attribute.kind, attribute.text())?;

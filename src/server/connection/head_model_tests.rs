@@ -4,6 +4,8 @@
 //! What becomes of the bytes must not depend on how they are divided into reads, must be what the
 //! model says, and must be the same without the stream.
 
+#![cfg_attr(fuzzing, allow(unused, reason = "the tests themselves are not there"))]
+
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
@@ -37,7 +39,7 @@ const CONNECTIONS: usize = 3_000;
 
 /// A request as it is understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct UnderstoodRequest {
+pub(crate) struct UnderstoodRequest {
     method: String,
     target: String,
     /// Sorted, and without those that only say where the body ends.
@@ -49,7 +51,7 @@ struct UnderstoodRequest {
 
 /// How a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     Clean,
     /// Within a head.
     Incomplete,
@@ -561,6 +563,32 @@ fn random_bytes(random: &mut Rng) -> Vec<u8> {
     bytes
 }
 
+/// Asserts that the bytes of a connection are read as by the model, at once and one by one, and as
+/// without the stream. Returns what was read.
+pub(crate) async fn compare(seed: u64, bytes: &[u8]) -> (Vec<UnderstoodRequest>, End) {
+    let text = bytes.escape_ascii();
+    let whole = serve_inspected(parts(bytes, [])).await;
+    let (expected, end) = model(bytes);
+    if end == End::Unknown {
+        assert!(whole.0.starts_with(&expected), "seed {seed}: {text}");
+    } else {
+        assert_eq!(whole, (expected, end), "seed {seed}: {text}");
+    }
+    let monitor = HeadMonitor::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
+    let (seen, end, _) = serve(parts(bytes, []), &monitor).await;
+    assert_eq!(
+        (seen, end),
+        whole,
+        "seed {seed}: without the stream: {text}"
+    );
+    let one_by_one = serve_inspected(parts(bytes, bytes.iter().map(|_| 1))).await;
+    assert!(
+        is_same(&one_by_one, &whole),
+        "seed {seed}: byte by byte: {text}: {one_by_one:?}, not {whole:?}"
+    );
+    whole
+}
+
 #[tokio::test]
 async fn what_a_client_has_sent_does_not_depend_on_the_reads_and_is_what_the_model_says() {
     let seed = fastrand::u64(..);
@@ -571,25 +599,7 @@ async fn what_a_client_has_sent_does_not_depend_on_the_reads_and_is_what_the_mod
     for _ in 0..CONNECTIONS {
         let bytes = random_bytes(&mut random);
         let text = bytes.escape_ascii();
-        let whole = serve_inspected(parts(&bytes, [])).await;
-        let (expected, end) = model(&bytes);
-        if end == End::Unknown {
-            assert!(whole.0.starts_with(&expected), "seed {seed}: {text}");
-        } else {
-            assert_eq!(whole, (expected, end), "seed {seed}: {text}");
-        }
-        let monitor = HeadMonitor::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
-        let (seen, end, _) = serve(parts(&bytes, []), &monitor).await;
-        assert_eq!(
-            (seen, end),
-            whole,
-            "seed {seed}: without the stream: {text}"
-        );
-        let one_by_one = serve_inspected(parts(&bytes, bytes.iter().map(|_| 1))).await;
-        assert!(
-            is_same(&one_by_one, &whole),
-            "seed {seed}: byte by byte: {text}: {one_by_one:?}, not {whole:?}"
-        );
+        let whole = compare(seed, &bytes).await;
         for _ in 0..2 {
             let most = pick(&mut random, &[3, 20, 200]);
             let lengths: Vec<_> = bytes.iter().map(|_| random.usize(1..=most)).collect();

@@ -7,8 +7,8 @@ pub(crate) mod close_reason;
 pub(crate) mod connection_guard;
 pub mod connection_shares;
 pub(crate) mod frame_scanner;
-#[cfg(test)]
-mod head_model_tests;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod head_model_tests;
 pub(crate) mod head_monitor;
 pub(crate) mod idle_timeout;
 pub(crate) mod inspected_stream;

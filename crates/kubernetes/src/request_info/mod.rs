@@ -18,8 +18,8 @@ pub mod go_duration;
 mod info;
 mod list_options;
 mod metric_labels;
-#[cfg(test)]
-mod model_tests;
+#[cfg(any(test, fuzzing))]
+pub mod model_tests;
 mod path;
 mod query;
 mod request_kind;

@@ -4,6 +4,8 @@
 //! and `labels`) step by step, with copies of strings, and uses nothing of the code that it is
 //! compared with. A byte is a `char` of the same number, so that Go's strings are plain strings.
 
+#![cfg_attr(fuzzing, allow(unused, reason = "the tests themselves are not there"))]
+
 use std::collections::HashMap;
 use std::net::Ipv6Addr;
 
@@ -855,6 +857,18 @@ fn shrink(method: &str, mut target: Vec<u8>) -> Vec<u8> {
         length /= 2;
     }
     target
+}
+
+/// Compares them for a method and a target, with a newline between them.
+///
+/// # Panics
+/// They differ.
+pub fn compare_bytes(bytes: &[u8]) {
+    let mut parts = bytes.splitn(2, |byte| *byte == b'\n');
+    let (method, target) = (parts.next(), parts.next());
+    if let (Some(Ok(method)), Some(target)) = (method.map(str::from_utf8), target) {
+        compare(0, method, target.to_vec());
+    }
 }
 
 /// Asserts that the code and the model agree, and returns what both say.

@@ -31,8 +31,8 @@ mod fifo;
 mod queue;
 mod request_slab;
 mod set;
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, fuzzing))]
+pub mod tests;
 mod virtual_time;
 
 pub use self::decisions::{Arrival, Departure, Effects, Queuing, RejectReason};

@@ -1,11 +1,17 @@
 //! Tests of the queue set: by example, at random against a slow model, and in virtual time.
 
+#![cfg_attr(fuzzing, allow(unused, reason = "the tests themselves are not there"))]
+
+#[cfg(test)]
 mod examples;
 mod model;
-mod randomized;
+pub mod randomized;
+#[cfg(test)]
 mod simulation;
+#[cfg(test)]
 mod small_beside_large;
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::Queuing;
@@ -35,11 +41,19 @@ fn queuing(queues: i32, hand_size: i32, queue_length_limit: usize) -> Queuing {
     }
 }
 
-/// A fixed sequence of pseudo-random numbers (SplitMix64), so that a failure can be reproduced.
-struct SplitMix64(u64);
+/// A fixed sequence of numbers, so that a failure can be reproduced: these bytes, and then
+/// pseudo-random ones (SplitMix64).
+struct SplitMix64(u64, VecDeque<u8>);
 
 impl SplitMix64 {
+    fn new(seed: u64) -> Self {
+        Self(seed, VecDeque::new())
+    }
+
     fn next_u64(&mut self) -> u64 {
+        if let Some(byte) = self.1.pop_front() {
+            return byte.into();
+        }
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

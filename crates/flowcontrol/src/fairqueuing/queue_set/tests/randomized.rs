@@ -274,7 +274,7 @@ impl SetAndModel {
 /// Runs `steps` calls on levels of this profile, one for each seed, then empties them.
 fn run_random_steps(seeds: std::ops::Range<u64>, steps: usize, shape: LoadProfile) {
     for seed in seeds {
-        let rng = &mut SplitMix64(seed);
+        let rng = &mut SplitMix64::new(seed);
         let mut pair = SetAndModel::new(any_queuing(rng), 1 + rng.below_u32(6));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for _ in 0..steps {
@@ -286,6 +286,31 @@ fn run_random_steps(seeds: std::ops::Range<u64>, steps: usize, shape: LoadProfil
         let pair = outcome.unwrap_or_else(|_| panic!("with seed {seed}"));
         assert_emptied(&pair.set, seed);
     }
+}
+
+/// The most steps that are made of some bytes.
+const MOST_STEPS: usize = 2000;
+
+/// Runs the calls that these bytes choose, on the set and on its model.
+///
+/// # Panics
+/// They differ, or an invariant does not hold.
+pub fn run_steps(bytes: &[u8]) {
+    let rng = &mut SplitMix64(0, bytes.iter().copied().collect());
+    let shape = LoadProfile {
+        max_seats: 1 + rng.below_u32(9),
+        reconfigures: rng.one_in(2),
+        lingering: rng.one_in(2),
+    };
+    let mut pair = SetAndModel::new(any_queuing(rng), 1 + rng.below_u32(6));
+    for _ in 0..MOST_STEPS {
+        if rng.1.is_empty() {
+            break;
+        }
+        pair.step(rng, shape);
+    }
+    pair.drain();
+    assert_emptied(&pair.set, 0);
 }
 
 fn assert_emptied(set: &QueueSet<usize>, seed: u64) {
@@ -355,7 +380,7 @@ fn a_level_that_keeps_changing_serves_as_the_model_does() {
 
 #[test]
 fn an_exempt_level_starts_every_request_at_once() {
-    let rng = &mut SplitMix64(7);
+    let rng = &mut SplitMix64::new(7);
     let mut pair = SetAndModel::new(Queuing::Exempt, 0);
     for _ in 0..500 {
         pair.step(
@@ -377,7 +402,7 @@ fn an_exempt_level_starts_every_request_at_once() {
 
 #[test]
 fn an_epoch_advance_changes_no_decision() {
-    let rng = &mut SplitMix64(11);
+    let rng = &mut SplitMix64::new(11);
     let shape = LoadProfile {
         max_seats: 4,
         reconfigures: false,
@@ -399,7 +424,7 @@ fn an_epoch_advance_changes_no_decision() {
 
 #[test]
 fn extreme_numbers_cause_no_panic() {
-    let rng = &mut SplitMix64(13);
+    let rng = &mut SplitMix64::new(13);
     let any = |rng: &mut SplitMix64| rng.pick(&[0, 1, 7, u32::MAX / 2, u32::MAX]).unwrap();
     let long = |rng: &mut SplitMix64| Duration::from_nanos(rng.next_u64() >> rng.below(64));
     let mut now = origin();

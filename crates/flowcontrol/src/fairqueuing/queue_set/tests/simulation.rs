@@ -175,7 +175,7 @@ fn demand(flow: &SimFlow) -> f64 {
 fn assert_fair(flows: &[SimFlow], limit: u32, margin: f64) {
     let span = Duration::from_secs(60);
     for seed in 0..3 {
-        let outcomes = simulate(flows, limit, span, SplitMix64(seed));
+        let outcomes = simulate(flows, limit, span, SplitMix64::new(seed));
         let demands: Vec<f64> = flows.iter().map(demand).collect();
         let fair = max_min(&demands, f64::from(limit));
         for (index, (outcome, fair)) in outcomes.iter().zip(&fair).enumerate() {
@@ -264,7 +264,12 @@ fn a_mouse_flow_waits_for_one_round_whatever_the_elephant_flows_do() {
     ] {
         let mut flows = vec![flow(100, service, Duration::ZERO); elephants];
         flows.push(flow(1, service, 7 * MS));
-        let outcomes = simulate(&flows, limit, Duration::from_secs(20), SplitMix64(seed));
+        let outcomes = simulate(
+            &flows,
+            limit,
+            Duration::from_secs(20),
+            SplitMix64::new(seed),
+        );
         let waited = outcomes[elephants].longest_wait;
         let round = service * u32::try_from(elephants + 1).unwrap().div_ceil(limit);
         assert!(

@@ -198,7 +198,7 @@ impl Scenario {
 
 impl<L: Level> LoadSimulation<L> {
     fn run(scenario: Scenario, seed: u64, span: Duration) -> Self {
-        let mut rng = SplitMix64(seed);
+        let mut rng = SplitMix64::new(seed);
         let (list_hash, get_hash) = scenario.flow_hashes(&mut rng);
         let mut simulation = Self {
             scenario,

@@ -12,8 +12,8 @@ mod event_fields;
 mod event_parser;
 mod field_types;
 mod json;
-#[cfg(test)]
-mod model_tests;
+#[cfg(any(test, fuzzing))]
+pub mod model_tests;
 mod protobuf;
 #[cfg(test)]
 mod tests;

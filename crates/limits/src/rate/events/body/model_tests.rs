@@ -10,6 +10,7 @@
     clippy::wildcard_enum_match_arm,
     reason = "Go's conversions drop bits; what is not named here does not fit"
 )]
+#![cfg_attr(fuzzing, allow(unused, reason = "the tests themselves are not there"))]
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -1218,6 +1219,27 @@ fn damage(random: &mut Rng, body: &[u8]) -> Vec<u8> {
         }
     }
     body
+}
+
+/// Compares them for a body in the encoding that the first byte chooses.
+///
+/// # Panics
+/// They differ.
+pub fn compare_bytes(bytes: &[u8]) {
+    let Some((choice, body)) = bytes.split_first() else {
+        return;
+    };
+    let encoding = match choice % 4 {
+        0 => EventEncoding::Json,
+        1 => EventEncoding::Cbor,
+        2 => EventEncoding::Protobuf,
+        _ => EventEncoding::Yaml,
+    };
+    let group_version: &[u8] = match choice / 4 % 2 {
+        0 => b"v1",
+        _ => b"events.k8s.io/v1",
+    };
+    compare(0, encoding, group_version, body);
 }
 
 /// Compares what is read of any body with the general decoder's result. Returns whether it is an
