@@ -13,5 +13,6 @@ pub mod metrics;
 pub(crate) mod pending_handshakes;
 pub(crate) mod proxy_protocol;
 pub mod settings;
+pub mod sni;
 pub mod tls;
 pub(crate) mod worker;

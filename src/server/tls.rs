@@ -1,5 +1,7 @@
 //! TLS for clients: 1.2 and 1.3, with ALPN for h2 and http/1.1.
 //!
+//! Versions, cipher suites and key exchanges are chosen by kube-apiserver's flags.
+//!
 //! The server always requests a client certificate, and never requires one. The handshake only
 //! verifies that the client has the private key. `identity` verifies the certificate afterwards, as
 //! in kube-apiserver (`tls.RequestClientCert`), so that a client with an invalid certificate and a
@@ -11,10 +13,13 @@ use std::sync::Arc;
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::server::ServerSessionMemoryCache;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{DistinguishedName, Error, ServerConfig};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    CipherSuite, DistinguishedName, Error, NamedGroup, ServerConfig, SupportedCipherSuite,
+};
 use rustls_pki_types::{CertificateDer, UnixTime};
 
+use crate::server::sni::{NamedCertificate, SniResolver};
 use crate::tls::verify_handshake_signatures;
 use crate::x509::CertificatePool;
 
@@ -30,8 +35,47 @@ pub struct ListenerTlsConfig {
     /// The client CA (`--client-ca-file`). Clients receive its subject names with the request for a
     /// certificate; without a CA they receive none, and may send any.
     pub client_ca: Option<CertificatePool>,
+    /// Certificates for clients that ask for a name (`--tls-sni-cert-key`).
+    pub named_certificates: Vec<NamedCertificate>,
     /// Whether only TLS 1.3 is accepted (`--tls-min-version=VersionTLS13`).
     pub tls13_only: bool,
+    /// The cipher suites of TLS 1.2 (`--tls-cipher-suites`); all, if empty. Those of TLS 1.3 cannot be chosen, as in Go.
+    pub cipher_suites: Vec<CipherSuite>,
+    /// The key exchanges (`--tls-curve-preferences`); all, if empty. Their order does not count, as in Go.
+    pub curves: Vec<NamedGroup>,
+}
+
+/// The cipher suites that there are, by their names in Go.
+#[must_use]
+pub fn cipher_suites(provider: &CryptoProvider) -> Vec<(String, CipherSuite)> {
+    let suites = provider.cipher_suites.iter().map(|suite| suite.suite());
+    let name = |suite: CipherSuite| suite.as_str().unwrap_or_default().replace("TLS13_", "TLS_");
+    suites.map(|suite| (name(suite), suite)).collect()
+}
+
+impl ListenerTlsConfig {
+    /// What of the provider is used. Without a choice, the post-quantum key exchange comes first: clients
+    /// that know it offer it, and what they send is safe from whoever records it.
+    fn crypto(&self, provider: &CryptoProvider) -> CryptoProvider {
+        let mut provider = provider.clone();
+        let is_tls13 =
+            |suite: &SupportedCipherSuite| matches!(suite, SupportedCipherSuite::Tls13(_));
+        if !self.cipher_suites.is_empty() {
+            let chosen = |suite: &SupportedCipherSuite| self.cipher_suites.contains(&suite.suite());
+            provider
+                .cipher_suites
+                .retain(|suite| is_tls13(suite) || chosen(suite));
+        }
+        if !self.curves.is_empty() {
+            provider
+                .kx_groups
+                .retain(|group| self.curves.contains(&group.name()));
+        }
+        provider
+            .kx_groups
+            .sort_by_key(|group| group.name() != NamedGroup::X25519MLKEM768);
+        provider
+    }
 }
 
 /// The rustls configuration of the listener. With `resumable`, clients can resume the sessions of
@@ -47,12 +91,19 @@ pub(crate) fn server_config(
     provider: Arc<CryptoProvider>,
     resumable: Option<&ServerConfig>,
 ) -> Result<ServerConfig, Error> {
+    let provider = Arc::new(config.crypto(&provider));
     let ListenerTlsConfig {
         certificate,
         client_ca,
+        named_certificates,
         tls13_only,
+        ..
     } = config;
-    let versions: &[_] = if tls13_only {
+    let has_tls12 = provider
+        .cipher_suites
+        .iter()
+        .any(|suite| matches!(suite, SupportedCipherSuite::Tls12(_)));
+    let versions: &[_] = if tls13_only || !has_tls12 {
         &[&rustls::version::TLS13]
     } else {
         &[&rustls::version::TLS13, &rustls::version::TLS12]
@@ -63,7 +114,8 @@ pub(crate) fn server_config(
         hints: client_ca.map_or_else(Vec::new, |roots| roots.subjects()),
         algorithms,
     }));
-    let mut tls = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate)));
+    let mut tls =
+        builder.with_cert_resolver(Arc::new(SniResolver::new(certificate, &named_certificates)));
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     match resumable {
         Some(previous) => {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use rcgen::KeyUsagePurpose;
 use rustls::version::{TLS12, TLS13};
-use rustls::{ClientConfig, HandshakeKind, ProtocolVersion, SupportedProtocolVersion};
+use rustls::{
+    CipherSuite, ClientConfig, HandshakeKind, NamedGroup, ProtocolVersion, SupportedProtocolVersion,
+};
 use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
@@ -17,6 +19,7 @@ use crate::support::process::WeirProcess;
 use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::{ALICE, Endpoints, Weir};
 use crate::support::{HttpVersion, certificates, weir, within};
+use ::weir::server::sni::NamedCertificate;
 
 /// A client of this TLS version only.
 fn tls_config(
@@ -329,4 +332,82 @@ async fn tls_1_2_can_be_disabled() {
         )
         .await
     );
+}
+
+#[tokio::test]
+async fn clients_see_the_certificate_of_the_name_that_they_ask_for() {
+    let upstream = FakeUpstream::start().await;
+    let other = pki().server_ca.issue_server_named("*.example.com");
+    let named = NamedCertificate {
+        names: vec!["*.example.com".to_owned()],
+        are_given: true,
+        certificate: other.certified_key(),
+    };
+    let weir = weir::builder(upstream.address)
+        .with(|config| config.serving.tls.named_certificates = vec![named])
+        .start()
+        .await;
+    let default = pki().server.certificate.clone();
+    for (name, expected) in [
+        ("api.example.com", &other.certificate),
+        ("127.0.0.1", &default), // asks for no name
+    ] {
+        let tls = certificates::client_tls_config(&[b"h2"], None);
+        let tcp = weir.connect_tcp().await;
+        let connector = TlsConnector::from(Arc::new(tls));
+        let stream = connector
+            .connect(name.try_into().unwrap(), tcp)
+            .await
+            .unwrap();
+        let seen = stream.get_ref().1.peer_certificates().unwrap();
+        assert_eq!(&seen[0], expected, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn cipher_suites_and_key_exchanges_are_the_chosen_ones_and_post_quantum_comes_first() {
+    const AES128: CipherSuite = CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;
+    let upstream = FakeUpstream::start().await;
+    let default = weir::builder(upstream.address).start().await;
+    let chosen = weir::builder(upstream.address)
+        .with(|config| {
+            config.serving.tls.cipher_suites = vec![AES128];
+            config.serving.tls.curves = vec![NamedGroup::secp256r1];
+        })
+        .start()
+        .await;
+    let connect = async |weir: &Weir, version, group: NamedGroup| {
+        let mut config = Arc::unwrap_or_clone(tls_config(version, &[b"h2"], None));
+        let mut provider = Arc::unwrap_or_clone(certificates::provider());
+        // The group of this client is the first that it offers.
+        provider.kx_groups.sort_by_key(|one| one.name() != group);
+        let builder = ClientConfig::builder_with_provider(Arc::new(provider));
+        let alpn = std::mem::take(&mut config.alpn_protocols);
+        config = builder
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(pki().server_ca.root_store())
+            .with_no_client_auth();
+        config.alpn_protocols = alpn;
+        let stream = weir.connect_tls(Arc::new(config)).await;
+        let connection = &stream.get_ref().1;
+        let group = connection.negotiated_key_exchange_group().unwrap().name();
+        (connection.negotiated_cipher_suite().unwrap().suite(), group)
+    };
+    let post_quantum = NamedGroup::X25519MLKEM768;
+    assert_eq!(
+        connect(&default, &TLS13, post_quantum).await.1,
+        post_quantum
+    );
+    assert_eq!(
+        connect(&default, &TLS13, NamedGroup::X25519).await.1,
+        NamedGroup::X25519,
+        "no further round trip"
+    );
+    assert_eq!(
+        connect(&chosen, &TLS13, post_quantum).await.1,
+        NamedGroup::secp256r1
+    );
+    let tls12 = connect(&chosen, &TLS12, NamedGroup::X25519).await;
+    assert_eq!(tls12, (AES128, NamedGroup::secp256r1));
 }

@@ -11,6 +11,7 @@ pub(crate) mod shared_limit_args;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::TypedValueParser;
@@ -156,6 +157,18 @@ pub(crate) struct ServingArgs {
     /// Minimum TLS version.
     #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::VersionTLS12)]
     pub(crate) tls_min_version: TlsVersion,
+    /// Cipher suites of TLS 1.2, by Go's names; all that weir has if not given. Those of TLS 1.3 cannot be chosen.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) tls_cipher_suites: Vec<String>,
+    /// Key exchanges, by their numbers in Go: 23 (P-256), 24 (P-384), 29 (X25519), 4588 (X25519MLKEM768, post-quantum); all
+    /// if not given. The order does not count.
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
+    pub(crate) tls_curve_preferences: Vec<u16>,
+    /// A certificate and its key, for clients that ask for one of its names (SNI): FILE,KEY, or FILE,KEY:NAMES with names as
+    /// *.example.com,example.com instead of those in the certificate. May be given several times. Other clients see
+    /// --tls-cert-file.
+    #[arg(long, value_name = "FILE,KEY[:NAMES]")]
+    pub(crate) tls_sni_cert_key: Vec<SniCertKey>,
     /// Most open connections of clients; by default what the open-file limit allows.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_connections: Option<u32>,
@@ -173,6 +186,44 @@ pub(crate) enum TlsVersion {
     /// TLS 1.3 only.
     #[value(name = "VersionTLS13")]
     VersionTLS13,
+}
+
+/// The value of `--tls-sni-cert-key`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SniCertKey {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+    /// Empty if none are given.
+    pub(crate) names: Vec<String>,
+}
+
+impl FromStr for SniCertKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (files, names) = text
+            .split_once(':')
+            .map_or((text, None), |(files, names)| (files, Some(names)));
+        let names: Vec<_> = names
+            .into_iter()
+            .flat_map(|names| names.split(','))
+            .map(str::to_owned)
+            .collect();
+        let wrong = || {
+            "give a certificate and its key, as tls.crt,tls.key or tls.crt,tls.key:example.com"
+                .to_owned()
+        };
+        let (certificate, key) = files.split_once(',').ok_or_else(wrong)?;
+        let is_file = |file: &str| !file.is_empty() && !file.contains(',');
+        if !is_file(certificate) || !is_file(key) || names.iter().any(String::is_empty) {
+            return Err(wrong());
+        }
+        Ok(Self {
+            certificate: certificate.into(),
+            key: key.into(),
+            names,
+        })
+    }
 }
 
 /// Authentication of clients.
@@ -557,4 +608,36 @@ pub(crate) enum LoggingFormat {
     Text,
     /// An object a line.
     Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_sni_certificate_has_two_files_and_perhaps_names() {
+        let parse = |text: &str| text.parse::<SniCertKey>().ok();
+        let files = |names: &[&str]| {
+            Some(SniCertKey {
+                certificate: "a.crt".into(),
+                key: "a.key".into(),
+                names: names.iter().map(|&name| name.to_owned()).collect(),
+            })
+        };
+        assert_eq!(parse("a.crt,a.key"), files(&[]));
+        assert_eq!(
+            parse("a.crt,a.key:*.example.com,b"),
+            files(&["*.example.com", "b"])
+        );
+        for wrong in [
+            "",
+            "a.crt",
+            "a.crt,",
+            "a.crt,a.key,b",
+            "a.crt,a.key:",
+            "a.crt,a.key:b,",
+        ] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -71,7 +71,10 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
             tls: tls::ListenerTlsConfig {
                 certificate: pki().server.certified_key(),
                 client_ca: Some(pki().client_ca.roots()),
+                named_certificates: Vec::new(),
                 tls13_only: false,
+                cipher_suites: Vec::new(),
+                curves: Vec::new(),
             },
             max_connections: 1000,
             connections: ConnectionConfig {
