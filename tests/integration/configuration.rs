@@ -310,6 +310,12 @@ async fn invalid_flag_values_are_reported() {
         ),
         ("--trusted-proxies=10.0.0.0/33", "--trusted-proxies"),
         ("--tls-min-version=VersionTLS10", "--tls-min-version"),
+        ("--tls-sni-cert-key=only.crt", "--tls-sni-cert-key"),
+        (
+            "--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA",
+            "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+        ),
+        ("--tls-curve-preferences=25", "4588"),
         ("--log-level=weir=loud=er", "--log-level"),
         ("--no-such-flag=1", "--no-such-flag"),
     ] {
