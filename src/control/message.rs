@@ -134,6 +134,9 @@ pub(crate) enum ControlAnswer {
         levers: Vec<LeverSnapshot>,
         /// The ids of which there are none.
         unknown: Vec<u64>,
+        /// What else there is to know.
+        #[serde(default)]
+        notes: Vec<String>,
     },
 }
 

@@ -869,7 +869,7 @@ async fn a_bypass_keeps_the_memory_limit() {
 }
 
 /// Runs `weir ctl` beside a weir.
-async fn ctl(weir: &WeirProcess, arguments: &[&str]) -> FinishedRun {
+pub(crate) async fn ctl(weir: &WeirProcess, arguments: &[&str]) -> FinishedRun {
     let mut all = vec!["ctl", "--control-socket=control.sock"];
     all.extend(arguments);
     run(&weir.files, &all).await
