@@ -486,6 +486,7 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
         claimed_name,
         force,
         dry_run,
+        now,
     } = pull;
     let mut faults = Vec::new();
     let mut check = |is_right: bool, fault: &str| {
@@ -498,6 +499,10 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
         PullAction::Block => {
             check(limits == [None, None], "a block has no limits");
             LeverAction::Block
+        }
+        PullAction::Disconnect => {
+            check(limits == [None, None], "a disconnect has no limits");
+            LeverAction::Disconnect
         }
         PullAction::Limit => LeverAction::Limit { qps, in_flight },
         PullAction::Bypass(_) => LeverAction::Set(LeverSetting::Bypass),
@@ -515,7 +520,7 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
     }
     let spec = LeverSpec {
         action,
-        ends_in_flight: false,
+        ends_in_flight: now,
         target,
         duration: for_ms.map_or(DEFAULT_DURATION, Duration::from_millis),
         reason,

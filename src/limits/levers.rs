@@ -277,6 +277,21 @@ impl Levers {
         self.in_force.load().by_age()
     }
 
+    /// The number of the latest lever.
+    #[must_use]
+    pub(crate) fn latest(&self) -> u64 {
+        SetSummary::from_bits(self.summary.load(Ordering::Acquire)).latest
+    }
+
+    /// The levers that are newer than `after` and may end requests in flight, and the number of the
+    /// latest lever.
+    #[must_use]
+    pub(crate) fn ending(&self, after: u64) -> (Vec<Arc<Lever>>, u64) {
+        let levers = self.in_force.load();
+        let ending = levers.ending(after).map(Arc::clone);
+        (ending.collect(), levers.latest())
+    }
+
     /// Whether requests pass without limits, except those of levers.
     #[must_use]
     pub(crate) fn lift_limits(&self) -> bool {

@@ -38,10 +38,12 @@ pub(crate) struct CtlArgs {
 /// What can be done.
 #[derive(Clone, Debug, Subcommand)]
 enum CtlCommand {
-    /// Reject all requests of a target, at once, also those that wait.
+    /// Reject all requests of a target, at once, also those that wait; with --now, end those in flight.
     Block(BlockArgs),
     /// Let requests pass without any limit, except those of block and limit.
     Bypass(BypassCommand),
+    /// End the connections, watches and tunnels of a target, spread over some time. Its clients connect again, unless they are blocked.
+    Disconnect(DisconnectArgs),
     /// End this weir as by SIGTERM: it is not ready any more, finishes what is under way, and exits. There is no way back.
     Drain(DrainArgs),
     /// Let all limits only count, or enforce all of them, however they are configured.
@@ -63,8 +65,29 @@ enum CtlCommand {
 struct BlockArgs {
     #[command(flatten)]
     target: TargetArgs,
+    /// End requests in flight, watches and tunnels, too. The API server may have executed what they asked for.
+    #[arg(long)]
+    now: bool,
     #[command(flatten)]
     terms: TermArgs,
+    #[command(flatten)]
+    protection: ProtectionArgs,
+}
+
+/// `weir ctl disconnect`.
+#[derive(Args, Clone, Debug)]
+struct DisconnectArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// The time over which the ends are spread, at most 24h.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
+    over: Duration,
+    /// Why, for the log and the status page.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    /// Your name, for the log. weir also logs the user and the process of this command.
+    #[arg(long = "as", value_name = "NAME")]
+    claimed_name: Option<String>,
     #[command(flatten)]
     protection: ProtectionArgs,
 }
@@ -224,14 +247,33 @@ impl CtlCommand {
         match self {
             Self::Block(BlockArgs {
                 target,
+                now,
                 terms,
                 protection,
-            }) => pull(
-                terms,
-                of_target(target, &protection, PullRequest::default()),
-            ),
+            }) => {
+                let block = PullRequest {
+                    now,
+                    ..PullRequest::default()
+                };
+                pull(terms, of_target(target, &protection, block))
+            }
             Self::Bypass(BypassCommand { bypass, terms }) => {
                 pull(terms, of_setting(PullAction::Bypass(bypass)))
+            }
+            Self::Disconnect(DisconnectArgs {
+                target,
+                over,
+                reason,
+                claimed_name,
+                protection,
+            }) => {
+                let terms = TermArgs {
+                    duration: over,
+                    reason,
+                    claimed_name,
+                };
+                let disconnect = of_setting(PullAction::Disconnect);
+                pull(terms, of_target(target, &protection, disconnect))
             }
             Self::Drain(DrainArgs { claimed_name }) => ControlRequest::Drain { claimed_name },
             Self::DryRun(DryRunCommand { dry_run, terms }) => {

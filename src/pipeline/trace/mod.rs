@@ -24,6 +24,7 @@ use tracing::warn;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::limits::Permit;
+use crate::pipeline::response::lever_ends::LeverSubject;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_labels;
 use crate::pipeline::trace::outcome::{HandlerReached, RejectionFacts, is_plain_error};
@@ -125,6 +126,11 @@ impl Trace {
     /// The user that the limits see, once the request is authenticated.
     pub(super) fn effective_user(&self) -> Option<&UserInfo> {
         self.record.as_ref()?.record.effective_user()
+    }
+
+    /// What levers match of the request.
+    pub(super) fn lever_subject(&self) -> Option<LeverSubject> {
+        LeverSubject::of_record(&self.record.as_ref()?.record)
     }
 
     /// The request is authenticated.

@@ -306,6 +306,7 @@ struct LeverState {
     bucket: Option<(Rate, TokenBucket)>,
     in_flight_limit: Option<u32>,
     counts: LeverCounts,
+    is_undone: bool,
 }
 
 /// The rejection of a request by a lever.
@@ -351,6 +352,7 @@ impl Lever {
                     spared: 0,
                     in_flight: 0,
                 },
+                is_undone: false,
             }),
         }
     }
@@ -373,6 +375,17 @@ impl Lever {
             bucket.refill(rate, now);
             *rate = share.of_rate(qps);
         }
+    }
+
+    /// It is over before its time.
+    pub(super) fn set_undone(&self) {
+        self.state.lock().is_undone = true;
+    }
+
+    /// Whether it was over before its time.
+    #[must_use]
+    pub fn is_undone(&self) -> bool {
+        self.state.lock().is_undone
     }
 
     /// What it has counted so far.
@@ -455,6 +468,24 @@ impl Lever {
         let is_spared = || spared.is_some_and(|spared| spared.spares(attributes));
         let ends = self.is_aimed_at(attributes, source, now) && !is_spared();
         ends.then(|| spread.mul_f64(chance.clamp(0.0, 1.0)))
+    }
+
+    /// Whether the connection of a request is to end now. Each has its `moment` (0 to 1) in the first
+    /// half of the lever's time: later, it may have no more request.
+    #[must_use]
+    pub fn disconnects(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        source: RequestSource<'_>,
+        now: Instant,
+        moment: f64,
+    ) -> bool {
+        if self.spec.action != LeverAction::Disconnect {
+            return false;
+        }
+        let wait = self.spec.duration.mul_f64(moment.clamp(0.0, 1.0) / 2.0);
+        let rest = self.ends_in(attributes, source, now, 1.0);
+        rest.is_some_and(|rest| rest.saturating_add(wait) <= self.spec.duration)
     }
 
     /// Decides about a request. Returns whether it counts as in flight until

@@ -361,6 +361,7 @@ impl LeverSet {
     fn remove(&mut self, key: &LeverKey) -> Option<Arc<Lever>> {
         let at = self.levers.iter().position(|lever| lever.key() == *key)?;
         let lever = self.levers.remove(at);
+        lever.set_undone();
         self.record_end(lever.key(), lever.ends_at);
         Some(lever)
     }

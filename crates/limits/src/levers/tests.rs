@@ -604,3 +604,43 @@ fn the_shares_of_replicas_add_up_to_the_limit() {
     levers.set_share(now + SECOND, LimitShare::default());
     assert_eq!(admitted(&levers, now + 3 * SECOND), 6);
 }
+
+#[test]
+fn a_disconnect_rejects_nothing_and_spreads_the_ends_of_what_is_open() {
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    let lever = levers
+        .pull(now, spec(LeverAction::Disconnect, "a*", 10 * SECOND))
+        .unwrap();
+    assert!(check(&levers, now, "alice", 0).is_ok());
+    assert_eq!(levers.checked_count(), 0);
+    let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
+    let ask = |name: &str, after: u32, chance: f64| {
+        let user = UserInfo {
+            name: name.to_owned(),
+            ..UserInfo::default()
+        };
+        let attributes = AdmissionAttributes {
+            info: &info,
+            user: &user,
+        };
+        let source = RequestSource {
+            address: [10, 0, 0, 1].into(),
+            user_agent: b"",
+        };
+        let at = now + after * SECOND;
+        (
+            lever.ends_in(&attributes, source, at, chance),
+            lever.disconnects(&attributes, source, at, chance),
+        )
+    };
+    assert_eq!(ask("alice", 0, 0.5), (Some(5 * SECOND), false));
+    assert_eq!(ask("alice", 0, 0.0), (Some(Duration::ZERO), true));
+    // The connection of this chance has its moment after two seconds and a half.
+    assert!(!ask("alice", 2, 0.5).1 && ask("alice", 3, 0.5).1);
+    assert!(ask("alice", 5, 1.0).1);
+    assert_eq!(ask("bob", 5, 0.0), (None, false));
+    assert_eq!(ask("alice", 10, 0.0), (None, false), "it is over");
+    assert!(!lever.is_undone());
+    levers.undo(lever.id);
+    assert!(lever.is_undone());
+}
