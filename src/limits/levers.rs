@@ -684,4 +684,28 @@ mod tests {
         levers.keep();
         assert_eq!(levers.undo(first.id, &by).unwrap().len(), 1);
     }
+
+    /// On a paused clock: a request that waited for a timer would be rejected later than now.
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_is_rejected_at_the_moment_of_the_lever() {
+        let levers = Levers::new(&Registry::new());
+        let (waiting, begun) = (Arc::clone(&levers), Clock.now());
+        let mut announcements = levers.announcements();
+        let request = tokio::spawn(async move {
+            let mut checked = LeverCheck::default();
+            check(&waiting, &mut checked, false).unwrap();
+            announcements.changed().await.unwrap();
+            let rejected = check(&waiting, &mut checked, true).is_err();
+            (rejected, Clock.now())
+        });
+        tokio::task::yield_now().await;
+        let block = LeverSpec {
+            action: LeverAction::Block,
+            ..limit(1)
+        };
+        levers
+            .pull(Clock.now(), block, &Operator::default())
+            .unwrap();
+        assert_eq!(request.await.unwrap(), (true, begun));
+    }
 }

@@ -69,6 +69,7 @@ spec:
 const QUEUED: &str = "apiserver_flowcontrol_current_inqueue_requests{flow_schema=\"devs\",priority_level=\"narrow\"}";
 const WATCHES_WAITING: &str = "weir_watch_starts_waiting";
 const LEVERS: &str = "weir_levers{action=\"block\"}";
+const DRY_RUN: &str = "weir_flowcontrol_dry_run";
 const REJECTIONS: &str = "weir_lever_rejections_total{action=\"block\"}";
 
 /// weir with a control socket.
@@ -724,11 +725,14 @@ async fn what_is_configured_as_a_dry_run_is_enforced_until_the_lever_ends() {
     let mut weir = ControlledWeir::narrow_with(Enforcement::DryRun).await;
     let (mut alice, mut bob) = (weir.alice(), weir.bob());
     let first = weir.hold(&mut bob).await;
+    assert_eq!(weir.weir.metric(DRY_RUN).await, 1.0);
     let id = weir.pull(dry_run("off")).await;
+    assert_eq!(weir.weir.metric(DRY_RUN).await, 0.0);
     let waiting = alice.send(TestRequest::get(LIST)).await;
     weir.weir.wait_for_metric(QUEUED, 1.0).await;
     weir.upstream.assert_no_request();
     weir.control(json!({"command": "undo", "ids": [id]})).await;
+    assert_eq!(weir.weir.metric(DRY_RUN).await, 1.0);
     let second = (waiting, weir.upstream.next_exchange().await);
     for (call, exchange) in [first, second] {
         exchange.respond(200, "{}").await;

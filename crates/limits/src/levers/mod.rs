@@ -94,7 +94,7 @@ pub enum LeverRecord {
         /// Its name.
         key: LeverKey,
         /// It, with the rest of its duration.
-        spec: LeverSpec,
+        spec: Box<LeverSpec>,
     },
 }
 
@@ -256,10 +256,10 @@ impl LeverSet {
         let levers = self.by_age().into_iter();
         let in_force = levers.map(|lever| LeverRecord::InForce {
             key: lever.key(),
-            spec: LeverSpec {
+            spec: Box::new(LeverSpec {
                 duration: lever.remaining(now),
                 ..lever.spec.clone()
-            },
+            }),
         });
         ended.chain(in_force).collect()
     }
@@ -297,7 +297,7 @@ impl LeverSet {
                     removed,
                 })
             }
-            LeverRecord::InForce { key, spec } => self.merge_lever(now, key, spec),
+            LeverRecord::InForce { key, spec } => self.merge_lever(now, key, *spec),
         }
     }
 

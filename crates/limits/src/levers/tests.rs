@@ -532,7 +532,10 @@ fn a_record_of_another_process_is_checked_as_a_lever_of_its_own() {
     let wrong = |change: fn(&mut LeverSpec)| {
         let mut spec = right.clone();
         change(&mut spec);
-        let record = LeverRecord::InForce { key: key(1), spec };
+        let record = LeverRecord::InForce {
+            key: key(1),
+            spec: Box::new(spec),
+        };
         record.faults().join("; ")
     };
     assert_eq!(wrong(|_| ()), "");
