@@ -20,7 +20,7 @@ use arc_swap::ArcSwap;
 use prometheus::IntCounter;
 use slab::Slab;
 
-use crate::pipeline::response::lever_ends::{LeverEnd, LeverSubject};
+use crate::pipeline::trace::lever_subject::{LeverEnd, LeverSubject};
 use weir_base::metrics::Registry;
 use weir_limits::levers::Lever;
 use weir_limits::throttling::minimum_rate::{MinimumRate, RateMeter};

@@ -29,8 +29,8 @@ use crate::pipeline::response::deadlines::{
     DeadlineGuard, Deadlines, Expire, SCAN_INTERVAL, SlowReader, SlowTransfer, Transfer,
     TransferPhase,
 };
-use crate::pipeline::response::lever_ends::LeverSubject;
 use crate::pipeline::response::read_ahead::ReadAhead;
+use crate::pipeline::trace::lever_subject::LeverSubject;
 
 /// What a body holds until its end.
 pub(crate) trait BodyGuard: Send + Unpin + 'static {

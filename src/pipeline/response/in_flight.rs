@@ -20,11 +20,11 @@ use crate::pipeline::response::deadlines::{
     DeadlineGuard, Deadlines, Expire, SlowTransfer, Transfer, TransferPhase,
 };
 use crate::pipeline::response::guarded::{BodyGuard, GuardedBody};
-use crate::pipeline::response::lever_ends::LeverSubject;
 use crate::pipeline::response::list_length::ListLength;
 use crate::pipeline::response::response_reader::WorkerMemoryLimit;
 use crate::pipeline::response::watch_init::{InitializationEnd, WatchInitialization};
 use crate::pipeline::trace::Trace;
+use crate::pipeline::trace::lever_subject::LeverSubject;
 use crate::upstream::body::progress::{BodyProgress, BodyState};
 use crate::upstream::requester::SlotHolder;
 use weir_base::clock::Clock;

@@ -18,7 +18,6 @@ pub mod deadlines;
 pub(crate) mod explain;
 pub(crate) mod guarded;
 pub(crate) mod in_flight;
-pub(crate) mod lever_ends;
 pub(crate) mod list_length;
 mod read_ahead;
 pub(crate) mod response_reader;

@@ -13,7 +13,7 @@ use crate::pipeline::response::deadlines::{
     Deadlines, Expire, SlowTransfer, Transfer, TransferPhase,
 };
 use crate::pipeline::response::in_flight::ResponseGuard;
-use crate::pipeline::response::lever_ends::LeverSubject;
+use crate::pipeline::trace::lever_subject::LeverSubject;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::forward::upgrade;
 use crate::upstream::forward::upgrade::TunnelProgress;

@@ -6,6 +6,7 @@
 
 pub(crate) mod audit_id;
 pub(crate) mod label_allowlist;
+pub(crate) mod lever_subject;
 pub(crate) mod malformed_metrics;
 pub mod outcome;
 pub mod record;
@@ -24,9 +25,9 @@ use tracing::warn;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::limits::Permit;
-use crate::pipeline::response::lever_ends::LeverSubject;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_labels;
+use crate::pipeline::trace::lever_subject::LeverSubject;
 use crate::pipeline::trace::outcome::{HandlerReached, RejectionFacts, is_plain_error};
 use crate::pipeline::trace::record::{ArrivalTime, RecordGuard, USUAL_LENGTH};
 use crate::pipeline::trace::request_metrics::{MeasuredBody, RequestEnd};

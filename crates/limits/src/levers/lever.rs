@@ -10,10 +10,15 @@ use crate::admission_attributes::AdmissionAttributes;
 use crate::levers::protected::ProtectedRequesters;
 use crate::levers::setting::LeverSetting;
 use crate::levers::target::{LeverTarget, MAX_VALUES};
-use crate::levers::{MAX_DURATION, MAX_REASON_BYTES};
 use crate::rate::clients::enforcer::RequestSource;
 use crate::throttling::token_bucket::{Rate, TokenBucket, retry_after_seconds};
 use weir_kubernetes::numeric::saturating_u64;
+
+/// How long a lever may be in force. What is needed for longer belongs in the configuration.
+pub const MAX_DURATION: Duration = Duration::from_secs(24 * 3600);
+
+/// The longest reason in bytes. Clients see it.
+pub const MAX_REASON_BYTES: usize = 256;
 
 /// The longest `Retry-After`. A lever may be undone, and clients notice within this time.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);

@@ -31,7 +31,7 @@ use crate::rate::clients::enforcer::RequestSource;
 
 pub use self::lever::{
     Lever, LeverAction, LeverCounts, LeverKey, LeverRejection, LeverSnapshot, LeverSpec,
-    LimitShare, format_seconds,
+    LimitShare, MAX_DURATION, MAX_REASON_BYTES, format_seconds,
 };
 pub use self::protected::ProtectedRequesters;
 pub use self::setting::{InvalidTotal, LeverSetting, LeverSettings, TotalOverride};
@@ -45,12 +45,6 @@ pub const MAX_LEVERS: usize = 100;
 
 /// How long a lever is in force if nothing else is asked for.
 pub const DEFAULT_DURATION: Duration = Duration::from_secs(600);
-
-/// How long a lever may be in force. What is needed for longer belongs in the configuration.
-pub const MAX_DURATION: Duration = Duration::from_secs(24 * 3600);
-
-/// The longest reason in bytes. Clients see it.
-pub const MAX_REASON_BYTES: usize = 256;
 
 /// The most ends that are kept for processes that do not know them yet. An operator has undone as
 /// many levers before a replica that was away all the time may bring one back.
