@@ -374,6 +374,7 @@ fn replay(replay: Replay) {
             certificate: None,
             trust: pipeline.trust_observer(),
             unverified_user: OnceLock::new(),
+            levers_at_start: 0,
             hold_state: HoldState::new(100),
             body_drain_slots: BodyDrainSlots::default(),
         });

@@ -40,7 +40,7 @@ use weir::observe::info_metrics::InfoMetrics;
 use weir::observe::logging::non_blocking::DroppedLineCounter;
 use weir::observe::process_metrics::HandoverMetrics;
 use weir::observe::readiness::front_proxy::FrontProxyHealth;
-use weir::observe::{info_metrics, process_metrics, spans};
+use weir::observe::{process_metrics, spans};
 use weir::pipeline::connection::head_budget::{HEAD_BUDGET, HeadBudget};
 use weir::pipeline::connection::peer::BODY_DRAINS_PER_CONNECTION;
 use weir::pipeline::connection::request_count::RESET_BURST_SECONDS;
@@ -210,13 +210,14 @@ fn the_flags_page_matches_the_program() {
     let ctl = command.find_subcommand("ctl").unwrap();
     let block = ctl.find_subcommand("block").unwrap();
     let limit = ctl.find_subcommand("limit").unwrap();
+    let disconnect = ctl.find_subcommand("disconnect").unwrap();
     let total = ctl.find_subcommand("total").unwrap();
     let listed = ctl.find_subcommand("talkers").unwrap();
     let version = command.find_subcommand("version").unwrap();
     let explain = command.find_subcommand("explain").unwrap();
     let replay = command.find_subcommand("replay").unwrap();
     let made = format!(
-        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir check` takes all of these, and:\n{}\n`weir explain METHOD URL` takes all of these, and:\n{}\n`weir replay FILE…` takes all of these, and:\n{}\n`weir top`:\n{}\n`weir ctl` (each of its commands takes it):\n{}\n`weir ctl block`:\n{}\n`weir ctl limit` takes all of these, and:\n{}\n`weir ctl total N|auto` (`bypass on|off` and `dry-run on|off` take --for, --reason and --as of these):\n{}\n`weir ctl talkers`:\n{}\n`weir version`:\n{}\n",
+        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir check` takes all of these, and:\n{}\n`weir explain METHOD URL` takes all of these, and:\n{}\n`weir replay FILE…` takes all of these, and:\n{}\n`weir top`:\n{}\n`weir ctl` (each of its commands takes it):\n{}\n`weir ctl block`:\n{}\n`weir ctl limit` takes all of these but --now, and:\n{}\n`weir ctl disconnect` takes all of these but --now and --for, and:\n{}\n`weir ctl total N|auto` (`bypass on|off` and `dry-run on|off` take --for, --reason and --as of these):\n{}\n`weir ctl talkers`:\n{}\n`weir version`:\n{}\n",
         flags_table(serve, None),
         flags_table(playground, Some(serve)),
         flags_table(check, Some(serve)),
@@ -226,6 +227,7 @@ fn the_flags_page_matches_the_program() {
         flags_table(ctl, None),
         flags_table(block, None),
         flags_table(limit, Some(block)),
+        flags_table(disconnect, Some(block)),
         flags_table(total, None),
         flags_table(listed, None),
         flags_table(version, None)
@@ -571,7 +573,6 @@ fn the_metrics_page_matches_the_program() {
     let _skipped = BodyDrainBudget::new(&registry);
     let _event_bodies = request_body_budget(&registry);
     InfoMetrics::register(None, Vec::new(), &registry);
-    info_metrics::register_dry_run(false, &registry);
     let _front_proxy = FrontProxyHealth::register(&registry);
     process_metrics::register(&registry);
     let _handovers = HandoverMetrics::register(&registry);
@@ -585,6 +586,7 @@ fn the_metrics_page_matches_the_program() {
     let _upgrades = UpgradeRateLimit::new(DEFAULT_UPGRADES_PER_SECOND, &registry);
     let _backlog = AbandonedBacklog::new(&registry);
     let _levers = Levers::new(&registry);
+    let _dry_run = weir::limits::register_dry_run(&registry);
     let _watch_starts = WatchStarts::new(&registry);
     let _lists = ListBytes::new(|| (1, 1), &registry);
     let _total = TotalMetrics::register(&registry);

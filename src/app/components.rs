@@ -157,7 +157,6 @@ impl Components {
             tasks.push(async move { controller.run().await });
         }
         follow_cluster(permanent, &config, &limiter, earlier);
-        info_metrics::register_dry_run(&config.admission, registry);
         let seats = limiter.admission.seats_without_decision();
         permanent.talkers.set_seats_without_decision(seats);
         observers.recorder.set_objects(limiter.flowcontrol.clone());

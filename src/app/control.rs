@@ -1,24 +1,55 @@
 //! The control socket of the proxy.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
+use jiff::Timestamp;
 use tracing::info;
 
 use crate::app::components::Components;
 use crate::app::permanent::Permanent;
 use crate::app::start_error::StartError;
 use crate::control::ControlConfig;
-use crate::control::server::{ControlFacts, ControlServer};
+use crate::control::server::{ControlDependencies, ControlFacts, ControlServer};
 use crate::control::socket::{ControlSocket, SocketError};
 use crate::drain::Drain;
+use crate::limits::levers::{LeverChange, LeverRecorder};
+use crate::observe::audit::lever_event::LeverEvent;
+use crate::replicas::peers::levers::LeverReceiver;
+use weir_base::clock::Clock;
 
 /// The control socket, and what answers.
 pub(super) struct Control {
-    config: ControlConfig,
+    /// `None` if there is no socket. Other replicas may send levers nevertheless.
+    config: Option<ControlConfig>,
     /// `None` while another process has it.
     socket: Option<ControlSocket>,
     server: Arc<ControlServer>,
+}
+
+/// The audit log in force. Weak: the components have the levers, which have this.
+struct AuditTrail(Weak<ArcSwap<Components>>);
+
+impl AuditTrail {
+    fn write(&self, event: LeverEvent) {
+        if let Some(components) = self.0.upgrade() {
+            components.load().observers.record_lever(event);
+        }
+    }
+}
+
+impl fmt::Debug for AuditTrail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AuditTrail")
+    }
+}
+
+impl LeverRecorder for AuditTrail {
+    fn record(&self, change: &LeverChange<'_>) {
+        let at = Timestamp::try_from(Clock.wall()).unwrap_or_default();
+        self.write(LeverEvent::of_change(change, Clock.now(), at));
+    }
 }
 
 impl Control {
@@ -31,40 +62,49 @@ impl Control {
         permanent: &Permanent,
         components: &Arc<ArcSwap<Components>>,
         is_successor: bool,
-    ) -> Result<Option<Self>, StartError> {
-        let in_force = components.load();
-        let Some(config) = in_force.config.control.clone() else {
-            return Ok(None);
+    ) -> Result<Self, StartError> {
+        let trail = || AuditTrail(Arc::downgrade(components));
+        permanent.levers.set_recorder(Box::new(trail()));
+        let (facts_of, audited) = (Arc::clone(components), trail());
+        let dependencies = ControlDependencies {
+            levers: Arc::clone(&permanent.levers),
+            talkers: Arc::clone(&permanent.talkers),
+            total: Arc::clone(&permanent.own_calls.finder),
+            drain: Arc::clone(&permanent.drain),
+            replicas: permanent.replicas.clone(),
+            transport: Arc::clone(&permanent.own_calls.transport),
         };
-        let socket = match ControlSocket::bind(&config.path, !config.is_required) {
-            Ok(socket) => Some(socket),
-            Err(SocketError::InUse(_)) if is_successor => None,
-            Err(why) if config.is_required => {
-                return Err(StartError::new("--control-socket", why));
-            }
-            Err(why) => {
-                info!(%why, "no control socket: weir ctl cannot be used (--control-socket)");
-                if !matches!(why, SocketError::InUse(_)) {
-                    return Ok(None);
-                }
-                None
-            }
-        };
-        let (components, audited) = (Arc::clone(components), Arc::clone(components));
         let server = ControlServer::new(
-            Arc::clone(&permanent.levers),
-            Arc::clone(&permanent.talkers),
-            Arc::clone(&permanent.own_calls.finder),
-            Arc::clone(&permanent.drain),
-            Arc::clone(&permanent.own_calls.transport),
-            move || facts(&components.load()),
-            move |event| audited.load().observers.record_lever(event),
+            dependencies,
+            move || facts(&facts_of.load()),
+            move |event| audited.write(event),
         );
-        Ok(Some(Self {
+        if let Some(replicas) = &permanent.replicas {
+            let receiver: Arc<dyn LeverReceiver> = Arc::<ControlServer>::clone(&server);
+            replicas.set_lever_receiver(Arc::downgrade(&receiver));
+        }
+        let mut config = components.load().config.control.clone();
+        let mut socket = None;
+        if let Some(wanted) = &config {
+            match ControlSocket::bind(&wanted.path, !wanted.is_required) {
+                Ok(bound) => socket = Some(bound),
+                Err(SocketError::InUse(_)) if is_successor => {}
+                Err(why) if wanted.is_required => {
+                    return Err(StartError::new("--control-socket", why));
+                }
+                Err(why) => {
+                    info!(%why, "no control socket: weir ctl cannot be used (--control-socket)");
+                    if !matches!(why, SocketError::InUse(_)) {
+                        config = None;
+                    }
+                }
+            }
+        }
+        Ok(Self {
             config,
             socket,
             server,
-        }))
+        })
     }
 
     /// Serves until another process has taken over. The socket is removed then, or with the runtime.

@@ -4,23 +4,12 @@ use std::sync::Arc;
 
 use rustls::sign::CertifiedKey;
 
-use crate::config::AdmissionConfig;
-use crate::flowcontrol::controller::Enforcement;
 use crate::observe::info_metrics::{CertificateExpiry, InfoMetrics};
+use crate::observe::process_metrics;
 use crate::observe::readiness::Readiness;
-use crate::observe::{info_metrics, process_metrics};
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::tls;
 use weir_base::metrics::Registry;
-
-/// Registers whether limits only count (dry run).
-pub(super) fn register_dry_run(limits: &AdmissionConfig, registry: &Registry) {
-    let enforcement = match limits {
-        AdmissionConfig::Fairness { config, .. } => Some(config.enforcement),
-        AdmissionConfig::MaxInFlight(_) => None,
-    };
-    info_metrics::register_dry_run(enforcement == Some(Enforcement::DryRun), registry);
-}
 
 /// Registers the metrics of the process, of readiness, and of the certificates that weir presents.
 pub(super) fn register(

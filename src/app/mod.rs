@@ -65,7 +65,7 @@ pub struct App {
 pub(crate) struct StartedApp {
     acceptor: Acceptor,
     admin: AdminListeners,
-    control: Option<Control>,
+    control: Control,
     permanent: Arc<Permanent>,
     /// Those in force.
     components: Arc<ArcSwap<Components>>,
@@ -229,9 +229,7 @@ impl StartedApp {
             replicas.run(drain);
         }
         admin.run(drain);
-        if let Some(control) = control {
-            control.run(drain);
-        }
+        control.run(drain);
         let accepting = tokio::spawn(acceptor.run());
         let reason = stop.await;
         let times = ShutdownTimes::from_config(&components.load().config);
@@ -273,6 +271,7 @@ fn handover_parts(
         state: LearnedState {
             status: admin.status(),
             talkers: Arc::clone(&permanent.talkers),
+            levers: Arc::clone(&permanent.levers),
             limiters: Arc::clone(&permanent.limiters),
             abandoned: listener.abandoned_requests(),
         },

@@ -91,7 +91,15 @@ impl Permanent {
             tasks,
         )
         .await?;
-        let replicas = build_replicas(config, &own_calls, &limiters)?;
+        let levers = Levers::of_limits(
+            registry,
+            String::from_utf8_lossy(config.upstream.instance_id.as_bytes()).into_owned(),
+            OverriddenLimits {
+                total: Arc::clone(&own_calls.finder),
+                limiters: Arc::clone(&limiters),
+            },
+        );
+        let replicas = build_replicas(config, &own_calls, &limiters, &levers)?;
         let shared_limits = config.shared_limits.clone();
         let shared_limits = shared_limits.map(|config| SharedLimits::new(config, registry));
         let status = shared_limits.as_ref().map(|shared| shared.status());
@@ -106,13 +114,7 @@ impl Permanent {
             slow_transfers: SlowTransfers::register(registry),
             abandoned_requests: AbandonedRequests::register(registry),
             abandoned_backlog: AbandonedBacklog::new(registry),
-            levers: Levers::of_limits(
-                registry,
-                OverriddenLimits {
-                    total: Arc::clone(&own_calls.finder),
-                    limiters: Arc::clone(&limiters),
-                },
-            ),
+            levers,
             list_bytes: {
                 let limiters = Arc::clone(&limiters);
                 ListBytes::new(move || limiters.part_of_total(), registry)
@@ -177,12 +179,14 @@ fn build_replicas(
     config: &Config,
     own_calls: &OwnCalls,
     limiters: &Arc<Limiters>,
+    levers: &Arc<Levers>,
 ) -> Result<Option<Replicas>, StartError> {
     let dependencies = ReplicaDependencies {
         instance: &config.upstream.instance_id,
         server: first_server(&config.upstream),
         limiters,
         finder: &own_calls.finder,
+        levers,
         calls: own_calls.client().clone(),
         provider: &config.crypto_provider,
         registry: own_calls.registry(),

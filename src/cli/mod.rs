@@ -7,6 +7,7 @@ pub mod commands;
 mod config_resolver;
 pub(crate) mod ctl;
 pub(crate) mod flags;
+mod name_parser;
 #[cfg(feature = "playground")]
 pub mod playground;
 pub(crate) mod policies;

@@ -62,6 +62,8 @@ pub(crate) struct PullRequest {
     pub(crate) force: bool,
     /// Only say what it would hit.
     pub(crate) dry_run: bool,
+    /// Whether a block ends requests in flight, too.
+    pub(crate) now: bool,
 }
 
 /// What a lever does. Those without a target override a setting.
@@ -71,6 +73,8 @@ pub(crate) enum PullAction {
     /// It rejects all.
     #[default]
     Block,
+    /// It ends connections.
+    Disconnect,
     /// It admits some.
     Limit,
     /// It lifts all limits, or an earlier lever that does so ends.
@@ -134,6 +138,9 @@ pub(crate) enum ControlAnswer {
         levers: Vec<LeverSnapshot>,
         /// The ids of which there are none.
         unknown: Vec<u64>,
+        /// What else there is to know.
+        #[serde(default)]
+        notes: Vec<String>,
     },
 }
 

@@ -1,5 +1,7 @@
 //! Answers the requests of the control socket.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,10 +24,12 @@ use crate::limits::levers::{Levers, Operator};
 use crate::limits::total_finder::TotalFinder;
 use crate::observe::audit::lever_event::LeverEvent;
 use crate::observe::top_talkers::TopTalkers;
+use crate::replicas::coordinator::{LeverReach, Replicas};
+use crate::replicas::peers::levers::LeverReceiver;
 use weir_base::clock::Clock;
 use weir_limits::levers::{
-    DEFAULT_DURATION, Lever, LeverAction, LeverSetting, LeverSnapshot, LeverSpec, MAX_DURATION,
-    MAX_LEVERS, MAX_VALUES, ProtectedRequesters, TooManyLevers, TotalOverride,
+    DEFAULT_DURATION, Lever, LeverAction, LeverRecord, LeverSetting, LeverSpec,
+    ProtectedRequesters, TotalOverride,
 };
 
 /// The most connections at a time. An operator has one.
@@ -44,9 +48,6 @@ const LATE_OWN_USER_TIMEOUT: Duration = Duration::from_millis(250);
 /// After an error of `accept`, such as a lack of descriptors, and while another process has the
 /// socket.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-
-/// The longest reason in bytes. Clients see it.
-const MAX_REASON_BYTES: usize = 256;
 
 /// The longest claimed name in bytes.
 const MAX_CLAIMED_NAME_BYTES: usize = 128;
@@ -69,6 +70,7 @@ pub(crate) struct ControlServer {
     /// For the API server's own seats.
     total: Arc<TotalFinder>,
     drain: Arc<Drain>,
+    replicas: Option<Replicas>,
     facts: Box<dyn Fn() -> ControlFacts + Send + Sync>,
     /// Writes to the audit log, if there is one.
     audit: Box<dyn Fn(LeverEvent) + Send + Sync>,
@@ -77,21 +79,38 @@ pub(crate) struct ControlServer {
     own_user: OnceCell<String>,
 }
 
+/// What an operator changes, and what is asked for it.
+pub(crate) struct ControlDependencies {
+    pub(crate) levers: Arc<Levers>,
+    pub(crate) talkers: Arc<TopTalkers>,
+    /// For the API server's own seats.
+    pub(crate) total: Arc<TotalFinder>,
+    pub(crate) drain: Arc<Drain>,
+    pub(crate) replicas: Option<Replicas>,
+    /// For weir's own user, which the API server knows.
+    pub(crate) transport: Arc<dyn ApiTransport>,
+}
+
 impl ControlServer {
     pub(crate) fn new(
-        levers: Arc<Levers>,
-        talkers: Arc<TopTalkers>,
-        total: Arc<TotalFinder>,
-        drain: Arc<Drain>,
-        transport: Arc<dyn ApiTransport>,
+        dependencies: ControlDependencies,
         facts: impl Fn() -> ControlFacts + Send + Sync + 'static,
         audit: impl Fn(LeverEvent) + Send + Sync + 'static,
     ) -> Arc<Self> {
+        let ControlDependencies {
+            levers,
+            talkers,
+            total,
+            drain,
+            replicas,
+            transport,
+        } = dependencies;
         Arc::new(Self {
             levers,
             talkers,
             total,
             drain,
+            replicas,
             facts: Box::new(facts),
             audit: Box::new(audit),
             transport,
@@ -100,29 +119,36 @@ impl ControlServer {
     }
 
     /// Serves `socket` until `stop`, then removes it. Without a socket, waits until the process that
-    /// has it gives it up.
+    /// has it gives it up. Without `config`, only takes the levers of other replicas.
     ///
     /// # Cancel safety
     /// The socket is removed. Connections that are open are answered.
     pub(crate) async fn run(
         self: Arc<Self>,
-        config: ControlConfig,
+        config: Option<ControlConfig>,
         socket: Option<ControlSocket>,
         stop: impl Future<Output = ()>,
     ) {
         let serve = async {
+            let Some(config) = config else {
+                return;
+            };
             let socket = match socket {
                 Some(socket) => Some(socket),
                 None => wait_for_socket(&config).await,
             };
             if let Some(socket) = socket {
                 info!(path = %config.path.display(), "weir ctl is answered");
-                let own_user = self.own_user((self.facts)(), OWN_USER_TIMEOUT);
-                tokio::join!(own_user, self.accept(&socket));
+                self.accept(&socket).await;
             }
         };
+        let asked = async {
+            let own_user = self.own_user((self.facts)(), OWN_USER_TIMEOUT);
+            tokio::join!(own_user, serve);
+            std::future::pending::<()>().await; // other replicas send levers
+        };
         tokio::select! {
-            () = serve => {}
+            () = asked => {}
             () = stop => {}
         }
     }
@@ -156,6 +182,7 @@ impl ControlServer {
             uid: credentials.map(|peer| peer.uid()),
             pid: credentials.and_then(|peer| peer.pid()),
             claimed_name: None,
+            replica: None,
         };
         let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
@@ -200,18 +227,19 @@ impl ControlServer {
                 let (mut levers, mut unknown) = (Vec::new(), Vec::new());
                 for id in ids {
                     match self.levers.undo(id, operator) {
-                        Some(lever) => levers.push(self.record("delete", &lever, operator)),
-                        None => unknown.push(id),
+                        Ok(undone) if undone.is_empty() => unknown.push(id),
+                        Ok(undone) => levers.extend(undone),
+                        Err(why) => return ControlAnswer::error(why.to_string()),
                     }
                 }
-                ControlAnswer::Undone { levers, unknown }
+                self.undone(levers, unknown).await
             }
         }
     }
 
     async fn pull(&self, pull: PullRequest, operator: &mut Operator) -> ControlAnswer {
         if pull.action == PullAction::Bypass(Switch::Off) {
-            return self.end_bypass(pull.claimed_name, operator);
+            return self.end_bypass(pull.claimed_name, operator).await;
         }
         let dry_run = pull.dry_run;
         let facts = (self.facts)();
@@ -224,18 +252,12 @@ impl ControlServer {
             Ok(note) => notes.extend(note),
             Err(lines) => return ControlAnswer::Error { lines },
         }
-        if spec.action.setting().is_none() && spec.spared.is_some() {
-            let own_user = self.own_user(facts, LATE_OWN_USER_TIMEOUT).await;
-            if own_user.is_none() && facts.has_credential {
-                notes.push("weir's own user is not known: it is not spared".to_owned());
+        match self.protect(&mut spec, facts).await {
+            Ok(note) => notes.extend(note),
+            Err(mut lines) => {
+                lines.push("nothing was done; --force includes them".to_owned());
+                return ControlAnswer::Error { lines };
             }
-            let protected = ProtectedRequesters { own_user };
-            let mut named = protected.named_by(&spec.target);
-            if !named.is_empty() {
-                named.push("nothing was done; --force includes them".to_owned());
-                return ControlAnswer::Error { lines: named };
-            }
-            spec.spared = Some(protected);
         }
         if dry_run {
             return ControlAnswer::DryRun {
@@ -245,31 +267,63 @@ impl ControlServer {
         }
         let now = Clock.now();
         match self.levers.pull(now, spec, operator) {
-            Ok(lever) => ControlAnswer::Pulled {
-                lever: Box::new(self.record("create", &lever, operator)),
-                notes,
-            },
-            Err(TooManyLevers) => ControlAnswer::error(format!(
-                "there are {MAX_LEVERS} levers already; undo one first"
-            )),
+            Ok(lever) => {
+                notes.extend(self.reach_replicas(facts).await);
+                notes.extend(self.share_note(&lever));
+                ControlAnswer::Pulled {
+                    lever: Box::new(lever.snapshot(now)),
+                    notes,
+                }
+            }
+            Err(why) => ControlAnswer::error(why.to_string()),
         }
     }
 
-    /// Writes to the audit log what an operator has done to a lever. Returns the lever.
-    fn record(&self, verb: &'static str, lever: &Lever, operator: &Operator) -> LeverSnapshot {
-        let snapshot = lever.snapshot(Clock.now());
-        (self.audit)(LeverEvent {
-            verb,
-            id: snapshot.id,
-            lever: snapshot.summary(),
-            remaining: snapshot.remaining(),
-            reason: snapshot.reason.clone(),
-            uid: operator.uid,
-            pid: operator.pid,
-            claimed_name: operator.claimed_name.clone(),
-            at: Timestamp::try_from(Clock.wall()).unwrap_or_default(),
-        });
-        snapshot
+    /// What an operator has to know of the other replicas, once they have what has changed, or have
+    /// had some time for it.
+    async fn reach_replicas(&self, facts: ControlFacts) -> Vec<String> {
+        let Some(replicas) = &self.replicas else {
+            let note = "only this weir was reached; each replica has its own levers";
+            return Vec::from_iter(facts.has_replicas.then(|| note.to_owned()));
+        };
+        let LeverReach { reached, missing } = replicas.send_levers().await;
+        let line = |(name, why)| format!("not reached: {name}: {why}");
+        let mut notes: Vec<_> = missing.into_iter().map(line).collect();
+        if reached > 0 {
+            let s = if reached == 1 { "" } else { "s" };
+            notes.insert(0, format!("reached: {reached} other replica{s}"));
+        }
+        notes
+    }
+
+    /// How a limit is divided among replicas.
+    fn share_note(&self, lever: &Lever) -> Option<String> {
+        let (share, (qps, in_flight)) = (self.levers.share(), lever.spec.action.limits());
+        let replicas = share.replicas;
+        if replicas < 2 || (qps, in_flight) == (None, None) {
+            return None;
+        }
+        let rate = qps.map(|qps| format!("{:.1}/s", f64::from(qps) / f64::from(replicas)));
+        let in_flight = in_flight.map(|most| format!("{} at a time", share.of_in_flight(most)));
+        let parts: Vec<_> = rate.into_iter().chain(in_flight).collect();
+        Some(format!(
+            "divided among {replicas} replicas, at least 1 at a time for each: {} here",
+            parts.join(", ")
+        ))
+    }
+
+    /// The answer for levers that have ended.
+    async fn undone(&self, levers: Vec<Arc<Lever>>, unknown: Vec<u64>) -> ControlAnswer {
+        let notes = match levers.is_empty() {
+            true => Vec::new(),
+            false => self.reach_replicas((self.facts)()).await,
+        };
+        let now = Clock.now();
+        ControlAnswer::Undone {
+            levers: levers.iter().map(|lever| lever.snapshot(now)).collect(),
+            unknown,
+            notes,
+        }
     }
 
     fn drain(&self, claimed_name: Option<String>, operator: &mut Operator) -> ControlAnswer {
@@ -282,6 +336,8 @@ impl ControlServer {
             claimed_name = operator.claimed_name,
             "weir ctl drain: this process ends"
         );
+        let at = Timestamp::try_from(Clock.wall()).unwrap_or_default();
+        (self.audit)(LeverEvent::of_drain(operator, at));
         self.drain.request_stop();
         ControlAnswer::Draining {
             requests: self.drain.open_requests(),
@@ -289,17 +345,43 @@ impl ControlServer {
         }
     }
 
-    fn end_bypass(&self, claimed_name: Option<String>, operator: &mut Operator) -> ControlAnswer {
+    async fn end_bypass(
+        &self,
+        claimed_name: Option<String>,
+        operator: &mut Operator,
+    ) -> ControlAnswer {
         if let Err(lines) = set_claimed_name(operator, claimed_name) {
             return ControlAnswer::Error { lines };
         }
         match self.levers.end_bypass(operator) {
-            Some(lever) => ControlAnswer::Undone {
-                levers: vec![self.record("delete", &lever, operator)],
-                unknown: Vec::new(),
-            },
-            None => ControlAnswer::error("no bypass is in force"),
+            Ok(levers) if levers.is_empty() => ControlAnswer::error("no bypass is in force"),
+            Ok(levers) => self.undone(levers, Vec::new()).await,
+            Err(why) => ControlAnswer::error(why.to_string()),
         }
+    }
+
+    /// Has a lever that is not forced spare protected requesters. Returns what there is to know of
+    /// it.
+    ///
+    /// # Errors
+    /// Its target names some, a line for each.
+    async fn protect(
+        &self,
+        spec: &mut LeverSpec,
+        facts: ControlFacts,
+    ) -> Result<Option<String>, Vec<String>> {
+        if spec.action.setting().is_some() || spec.spared.is_none() {
+            return Ok(None);
+        }
+        let own_user = self.own_user(facts, LATE_OWN_USER_TIMEOUT).await;
+        let is_unknown = own_user.is_none() && facts.has_credential;
+        let protected = ProtectedRequesters { own_user };
+        let named = protected.named_by(&spec.target);
+        if !named.is_empty() {
+            return Err(named);
+        }
+        spec.spared = Some(protected);
+        Ok(is_unknown.then(|| "weir's own user is not known: it is not spared".to_owned()))
     }
 
     /// Compares a total with the API server's own. Returns what there is to know of it.
@@ -337,6 +419,46 @@ impl ControlServer {
     }
 }
 
+impl fmt::Debug for ControlServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ControlServer")
+    }
+}
+
+/// What an operator has set at another replica is checked here, too: each of them knows what it has
+/// to spare.
+impl LeverReceiver for ControlServer {
+    fn receive<'a>(
+        &'a self,
+        from: &'a str,
+        record: LeverRecord,
+    ) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>> {
+        Box::pin(self.receive_record(from, record))
+    }
+}
+
+impl ControlServer {
+    async fn receive_record(&self, from: &str, mut record: LeverRecord) -> Result<(), String> {
+        let mut faults = record.faults();
+        if let LeverRecord::InForce { spec, .. } = &mut record {
+            faults.extend(self.check_total(spec).err().unwrap_or_default());
+            if faults.is_empty() {
+                let protected = self.protect(spec, (self.facts)()).await;
+                faults.extend(protected.err().unwrap_or_default());
+            }
+        }
+        if !faults.is_empty() {
+            return Err(faults.join("; "));
+        }
+        let by = Operator {
+            replica: Some(from.to_owned()),
+            ..Operator::default()
+        };
+        let merged = self.levers.merge(Clock.now(), record, &by);
+        merged.map_err(|why| why.to_string())
+    }
+}
+
 /// Waits for a path that another process has: of a weir that hands over, for example. `None` if the
 /// path cannot be used.
 async fn wait_for_socket(config: &ControlConfig) -> Option<ControlSocket> {
@@ -364,6 +486,7 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
         claimed_name,
         force,
         dry_run,
+        now,
     } = pull;
     let mut faults = Vec::new();
     let mut check = |is_right: bool, fault: &str| {
@@ -371,61 +494,44 @@ fn lever_spec(pull: PullRequest, operator: &mut Operator) -> Result<LeverSpec, V
             faults.push(fault.to_owned());
         }
     };
-    let has_few = target.value_count() <= MAX_VALUES;
-    check(
-        has_few,
-        &format!("a target has at most {MAX_VALUES} values"),
-    );
-    let duration = for_ms.map_or(DEFAULT_DURATION, Duration::from_millis);
-    let is_allowed = !duration.is_zero() && duration <= MAX_DURATION;
-    check(is_allowed, "a lever lasts more than 0s and at most 24h0m0s");
-    let is_text = reason.len() <= MAX_REASON_BYTES && !reason.chars().any(char::is_control);
-    check(
-        is_text,
-        &format!("a reason is one line of at most {MAX_REASON_BYTES} bytes"),
-    );
     let limits = [qps, in_flight];
     let action = match action {
         PullAction::Block => {
             check(limits == [None, None], "a block has no limits");
             LeverAction::Block
         }
-        PullAction::Limit => {
-            check(
-                limits != [None, None] && !limits.contains(&Some(0)),
-                "a limit has --qps or --inflight of at least 1, or both; block rejects all",
-            );
-            LeverAction::Limit { qps, in_flight }
+        PullAction::Disconnect => {
+            check(limits == [None, None], "a disconnect has no limits");
+            LeverAction::Disconnect
         }
+        PullAction::Limit => LeverAction::Limit { qps, in_flight },
         PullAction::Bypass(_) => LeverAction::Set(LeverSetting::Bypass),
         PullAction::DryRun(dry_run) => {
             LeverAction::Set(LeverSetting::DryRun(dry_run == Switch::On))
         }
         PullAction::Total(total) => LeverAction::Set(LeverSetting::Total(total)),
     };
-    if action.setting().is_none() {
-        check(!target.is_empty(), "a target names at least one field");
-    } else {
-        let is_plain = target.is_empty() && limits == [None, None] && !dry_run;
-        check(
-            is_plain,
-            "a setting has no target, no limits and no dry run",
-        );
+    if action.setting().is_some() {
+        let is_plain = limits == [None, None] && !dry_run;
+        check(is_plain, "a setting has no limits and no dry run");
     }
     if let Err(more) = set_claimed_name(operator, claimed_name) {
         faults.extend(more);
     }
-    if !faults.is_empty() {
-        return Err(faults);
-    }
-    Ok(LeverSpec {
+    let spec = LeverSpec {
         action,
+        ends_in_flight: now,
         target,
-        duration,
+        duration: for_ms.map_or(DEFAULT_DURATION, Duration::from_millis),
         reason,
         pulled_by: operator.to_string(),
         spared: (!force).then(ProtectedRequesters::default),
-    })
+    };
+    faults.extend(spec.faults());
+    match faults.is_empty() {
+        true => Ok(spec),
+        false => Err(faults),
+    }
 }
 
 fn set_claimed_name(operator: &mut Operator, claimed: Option<String>) -> Result<(), Vec<String>> {
@@ -449,19 +555,6 @@ fn notes(spec: &LeverSpec, facts: ControlFacts) -> Vec<String> {
                     .to_owned(),
             );
         }
-        if facts.has_replicas {
-            notes.push(
-                match setting {
-                    LeverSetting::Bypass | LeverSetting::DryRun(_) => {
-                        "only this weir was reached; each replica has its own levers"
-                    }
-                    LeverSetting::Total(_) => {
-                        "only this weir was reached: the other replicas keep their totals, and the least of all counts"
-                    }
-                }
-                .to_owned(),
-            );
-        }
         return notes;
     }
     if spec.spared.is_some() {
@@ -481,9 +574,6 @@ fn notes(spec: &LeverSpec, facts: ControlFacts) -> Vec<String> {
             }
             .to_owned(),
         );
-    }
-    if facts.has_replicas {
-        notes.push("only this weir was reached; each replica has its own levers".to_owned());
     }
     notes
 }

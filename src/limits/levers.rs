@@ -9,11 +9,13 @@
 //! A lever that overrides a setting is handed on to what it sets, in the same step: a reload does not
 //! lift it, and what is configured is in force again with its end.
 //!
-//! Levers stay at a reload, and end with the process.
+//! Levers stay at a reload. Other processes, the replicas and the successor in a hand-over, learn of
+//! them by [records](LeverRecord). While a successor takes over, nothing changes here: it would be
+//! lost.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -31,8 +33,8 @@ use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
 use weir_limits::AdmissionAttributes;
 use weir_limits::enforcement::{EnforcementOverride, EnforcementSwitch};
 use weir_limits::levers::{
-    Lever, LeverAction, LeverPermit, LeverSet, LeverSetting, LeverSettings, LeverSpec, MAX_LEVERS,
-    TooManyLevers, format_seconds,
+    Lever, LeverAction, LeverPermit, LeverRecord, LeverSet, LeverSetting, LeverSettings, LeverSpec,
+    LimitShare, MAX_LEVERS, Merged, TooManyLevers, format_seconds,
 };
 use weir_limits::rate::clients::enforcer::RequestSource;
 
@@ -46,12 +48,72 @@ pub struct Levers {
     /// What is in `in_force`, in one number, for requests. Written after `in_force` (release, read
     /// by acquire), so that a request that sees a lever here finds it there.
     summary: AtomicU64,
-    /// What requests that wait have to know. Also held while the set changes. Nothing is awaited under it.
-    changes: Mutex<watch::Sender<Announcement>>,
+    /// Locked while the set changes. Nothing is awaited under it.
+    changes: Mutex<Changes>,
+    /// Changes with the set.
+    revisions: watch::Sender<u64>,
+    /// Writes changes to the audit log.
+    recorder: OnceLock<Box<dyn LeverRecorder>>,
     /// `None` where requests alone are checked.
     limits: Option<OverriddenLimits>,
     enforcement: Arc<EnforcementSwitch>,
     metrics: LeverMetrics,
+}
+
+/// How the set changes.
+#[derive(Debug, Default)]
+struct Changes {
+    /// What requests that wait have to know.
+    announcements: watch::Sender<Announcement>,
+    /// Whether a successor has the levers: what is changed here would be lost.
+    is_handed_over: bool,
+}
+
+/// Writes changes of levers to the audit log.
+pub(crate) trait LeverRecorder: fmt::Debug + Send + Sync {
+    /// Writes a change.
+    fn record(&self, change: &LeverChange<'_>);
+}
+
+/// A change of a lever, for the logs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeverChange<'a> {
+    pub(crate) kind: LeverChangeKind,
+    pub(crate) lever: &'a Lever,
+    /// Who has changed it. Nobody has if it has ended in time.
+    pub(crate) by: &'a Operator,
+}
+
+/// What has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeverChangeKind {
+    /// It has ended in time.
+    Ended,
+    /// It is in force.
+    Pulled,
+    /// Another lever has taken its place.
+    Replaced,
+    /// It has ended before its time.
+    Undone,
+}
+
+/// Why a lever is not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LeverFailure {
+    /// A successor has the levers.
+    #[error(
+        "a new process takes over, with the levers in force: nothing was changed; try again in a moment"
+    )]
+    HandedOver,
+    /// There are as many as there may be.
+    #[error("there are {MAX_LEVERS} levers already; undo one first")]
+    TooMany,
+}
+
+impl From<TooManyLevers> for LeverFailure {
+    fn from(_: TooManyLevers) -> Self {
+        Self::TooMany
+    }
 }
 
 /// The limits whose settings levers override.
@@ -120,6 +182,8 @@ pub(crate) struct Operator {
     pub(crate) pid: Option<i32>,
     /// The name that it claims.
     pub(crate) claimed_name: Option<String>,
+    /// The replica that has sent the change.
+    pub(crate) replica: Option<String>,
 }
 
 impl fmt::Display for Operator {
@@ -140,23 +204,29 @@ impl Levers {
     /// No lever, of requests only.
     #[must_use]
     pub fn new(registry: &Registry) -> Arc<Self> {
-        Self::build(registry, None)
+        Self::build(registry, String::new(), None)
     }
 
-    /// No lever, of requests or of these limits.
+    /// No lever, of requests or of these limits, in the process of this name.
     #[must_use]
-    pub(crate) fn of_limits(registry: &Registry, limits: OverriddenLimits) -> Arc<Self> {
-        Self::build(registry, Some(limits))
+    pub(crate) fn of_limits(
+        registry: &Registry,
+        process: String,
+        limits: OverriddenLimits,
+    ) -> Arc<Self> {
+        Self::build(registry, process, Some(limits))
     }
 
-    fn build(registry: &Registry, limits: Option<OverriddenLimits>) -> Arc<Self> {
+    fn build(registry: &Registry, process: String, limits: Option<OverriddenLimits>) -> Arc<Self> {
         let enforcement = limits.as_ref().map(|limits| limits.limiters.enforcement());
         Arc::new(Self {
             enforcement: enforcement.map(Arc::clone).unwrap_or_default(),
             limits,
-            in_force: ArcSwap::default(),
+            in_force: ArcSwap::from_pointee(LeverSet::of_process(process)),
             summary: AtomicU64::new(0),
             changes: Mutex::default(),
+            revisions: watch::Sender::default(),
+            recorder: OnceLock::new(),
             metrics: LeverMetrics {
                 in_force: registry.gauges(
                     "weir_levers",
@@ -207,6 +277,21 @@ impl Levers {
         self.in_force.load().by_age()
     }
 
+    /// The number of the latest lever.
+    #[must_use]
+    pub(crate) fn latest(&self) -> u64 {
+        SetSummary::from_bits(self.summary.load(Ordering::Acquire)).latest
+    }
+
+    /// The levers that are newer than `after` and may end requests in flight, and the number of the
+    /// latest lever.
+    #[must_use]
+    pub(crate) fn ending(&self, after: u64) -> (Vec<Arc<Lever>>, u64) {
+        let levers = self.in_force.load();
+        let ending = levers.ending(after).map(Arc::clone);
+        (ending.collect(), levers.latest())
+    }
+
     /// Whether requests pass without limits, except those of levers.
     #[must_use]
     pub(crate) fn lift_limits(&self) -> bool {
@@ -222,73 +307,186 @@ impl Levers {
     /// Announces each new lever, and whether limits are enforced.
     #[must_use]
     pub(crate) fn announcements(&self) -> watch::Receiver<Announcement> {
-        self.changes.lock().subscribe()
+        self.changes.lock().announcements.subscribe()
+    }
+
+    /// The number of changes of the set.
+    #[must_use]
+    pub(crate) fn revisions(&self) -> watch::Receiver<u64> {
+        self.revisions.subscribe()
+    }
+
+    /// Sets what else is written of changes. Only the first call counts.
+    pub(crate) fn set_recorder(&self, recorder: Box<dyn LeverRecorder>) {
+        let _ = self.recorder.set(recorder); // there is one audit log
     }
 
     /// Puts a lever in force, in place of one of the same setting.
     ///
     /// # Errors
-    /// There are too many.
+    /// There are too many, or a successor has them.
     pub(crate) fn pull(
         &self,
         now: Instant,
         spec: LeverSpec,
         by: &Operator,
-    ) -> Result<Arc<Lever>, TooManyLevers> {
-        let (overridden, lever) = self.change(|set| {
-            let overridden = set.remove_overridden(spec.action);
-            (overridden, set.pull(now, spec))
-        });
-        let lever = lever?;
-        if let Some(overridden) = overridden {
-            info!(id = overridden.id, by = lever.id, "a lever was replaced");
-        }
-        let (qps, in_flight) = match lever.spec.action {
-            LeverAction::Block | LeverAction::Set(_) => (None, None),
-            LeverAction::Limit { qps, in_flight } => (qps, in_flight),
+    ) -> Result<Arc<Lever>, LeverFailure> {
+        let (removed, lever) = self.change_here(|set| {
+            let removed = set.remove_overridden(spec.action);
+            (removed, set.pull(now, spec))
+        })?;
+        let added = lever?;
+        let merged = Merged {
+            added: Some(Arc::clone(&added)),
+            removed,
         };
-        let setting = lever.spec.action.setting();
-        info!(
-            id = lever.id,
-            action = lever.spec.action.label(),
-            value = setting.map(|setting| setting.to_string()),
-            qps,
-            in_flight,
-            target = %lever.spec.target,
-            r#for = %format_seconds(lever.spec.duration),
-            reason = %lever.spec.reason,
-            forced = lever.spec.spared.is_none(),
-            uid = by.uid,
-            pid = by.pid,
-            claimed_name = by.claimed_name,
-            "a lever is in force"
-        );
-        Ok(lever)
+        self.log_merged(&merged, by);
+        Ok(added)
     }
 
-    /// Ends a lever. `None` if there is none of this id.
-    pub(crate) fn undo(&self, id: u64, by: &Operator) -> Option<Arc<Lever>> {
-        let lever = self.change(|set| set.undo(id))?;
-        info!(
-            id,
-            action = lever.spec.action.label(),
-            target = %lever.spec.target,
-            rejected = lever.counts().rejected,
-            uid = by.uid,
-            pid = by.pid,
-            claimed_name = by.claimed_name,
-            "a lever was undone"
-        );
-        Some(lever)
+    /// Takes in what another process knows, `by` a replica.
+    ///
+    /// # Errors
+    /// As [`pull`](Self::pull).
+    pub(crate) fn merge(
+        &self,
+        now: Instant,
+        record: LeverRecord,
+        by: &Operator,
+    ) -> Result<(), LeverFailure> {
+        if self.in_force.load().knows(&record) {
+            return Ok(());
+        }
+        let merged = self.change_here(|set| set.merge(now, record))??;
+        self.log_merged(&merged, by);
+        Ok(())
     }
 
-    /// Ends the bypass of all limits. `None` if there is none.
-    pub(crate) fn end_bypass(&self, by: &Operator) -> Option<Arc<Lever>> {
+    /// Ends levers: those of an id.
+    ///
+    /// # Errors
+    /// A successor has them.
+    pub(crate) fn undo(&self, id: u64, by: &Operator) -> Result<Vec<Arc<Lever>>, LeverFailure> {
+        let levers = self.change_here(|set| set.undo(id))?;
+        for lever in &levers {
+            self.log(LeverChangeKind::Undone, lever, by);
+        }
+        Ok(levers)
+    }
+
+    /// Ends the bypass of all limits, if there is one.
+    ///
+    /// # Errors
+    /// A successor has the levers.
+    pub(crate) fn end_bypass(&self, by: &Operator) -> Result<Vec<Arc<Lever>>, LeverFailure> {
         let levers = self.in_force();
         let is_bypass =
             |lever: &&Arc<Lever>| lever.spec.action.setting() == Some(LeverSetting::Bypass);
-        let id = levers.iter().find(is_bypass)?.id;
-        self.undo(id, by)
+        let bypass = levers.iter().find(is_bypass);
+        bypass.map_or(Ok(Vec::new()), |lever| self.undo(lever.id, by))
+    }
+
+    /// What other processes have to know of the levers.
+    #[must_use]
+    pub(crate) fn records(&self, now: Instant) -> Vec<LeverRecord> {
+        self.in_force.load().records(now)
+    }
+
+    /// What a successor has to know. From now on nothing changes here.
+    #[must_use]
+    pub(crate) fn hand_over(&self, now: Instant) -> Vec<LeverRecord> {
+        self.changes.lock().is_handed_over = true;
+        self.records(now)
+    }
+
+    /// The successor has not taken over.
+    pub(crate) fn keep(&self) {
+        self.changes.lock().is_handed_over = false;
+    }
+
+    /// Takes the levers of the process before over.
+    pub(crate) fn take_over(&self, now: Instant, records: Vec<LeverRecord>) {
+        let added = self.change(|set| {
+            let merged = records.into_iter().map(|record| set.merge(now, record));
+            merged.flatten().filter_map(|merged| merged.added).count()
+        });
+        if added > 0 {
+            info!(levers = added, "levers of the old process are in force");
+        }
+    }
+
+    /// Divides what limits admit.
+    pub(crate) fn set_share(&self, share: LimitShare) {
+        if self.share() != share {
+            self.change(|set| set.set_share(Clock.now(), share));
+        }
+    }
+
+    /// How limits are divided.
+    #[must_use]
+    pub(crate) fn share(&self) -> LimitShare {
+        self.in_force.load().share()
+    }
+
+    fn log_merged(&self, merged: &Merged, by: &Operator) {
+        let Merged { added, removed } = merged;
+        if let Some(removed) = removed {
+            let kind = match added {
+                Some(_) => LeverChangeKind::Replaced,
+                None => LeverChangeKind::Undone,
+            };
+            self.log(kind, removed, by);
+        }
+        if let Some(added) = added {
+            self.log(LeverChangeKind::Pulled, added, by);
+        }
+    }
+
+    /// Writes a change to the log and to the audit log.
+    fn log(&self, kind: LeverChangeKind, lever: &Lever, by: &Operator) {
+        let setting = lever.spec.action.setting();
+        let value = setting.map(|setting| setting.to_string());
+        let action = lever.spec.action.label();
+        if kind == LeverChangeKind::Pulled {
+            let (qps, in_flight) = lever.spec.action.limits();
+            info!(
+                id = lever.id,
+                action,
+                value,
+                qps,
+                in_flight,
+                target = %lever.spec.target,
+                r#for = %format_seconds(lever.spec.duration),
+                reason = %lever.spec.reason,
+                forced = lever.spec.spared.is_none(),
+                uid = by.uid,
+                pid = by.pid,
+                claimed_name = by.claimed_name,
+                replica = by.replica,
+                "a lever is in force"
+            );
+        } else {
+            info!(
+                id = lever.id,
+                action,
+                value,
+                target = %lever.spec.target,
+                rejected = lever.counts().rejected,
+                uid = by.uid,
+                pid = by.pid,
+                claimed_name = by.claimed_name,
+                replica = by.replica,
+                "{}",
+                match kind {
+                    LeverChangeKind::Ended | LeverChangeKind::Pulled => "a lever has ended",
+                    LeverChangeKind::Replaced => "a lever was replaced",
+                    LeverChangeKind::Undone => "a lever was undone",
+                }
+            );
+        }
+        if let Some(recorder) = self.recorder.get() {
+            recorder.record(&LeverChange { kind, lever, by });
+        }
     }
 
     /// Ends levers in time. Never returns.
@@ -314,19 +512,29 @@ impl Levers {
 
     fn expire(&self, now: Instant) {
         for lever in self.change(|set| set.expire(now)) {
-            info!(
-                id = lever.id,
-                action = lever.spec.action.label(),
-                target = %lever.spec.target,
-                rejected = lever.counts().rejected,
-                "a lever has ended"
-            );
+            self.log(LeverChangeKind::Ended, &lever, &Operator::default());
+        }
+    }
+
+    /// Changes the set, unless a successor has it.
+    fn change_here<T>(&self, change: impl FnOnce(&mut LeverSet) -> T) -> Result<T, LeverFailure> {
+        let mut changes = self.changes.lock();
+        match changes.is_handed_over {
+            true => Err(LeverFailure::HandedOver),
+            false => Ok(self.change_locked(&mut changes, change)),
         }
     }
 
     /// Changes the set, and announces what requests that wait have to know.
     fn change<T>(&self, change: impl FnOnce(&mut LeverSet) -> T) -> T {
-        let announcements = self.changes.lock();
+        self.change_locked(&mut self.changes.lock(), change)
+    }
+
+    fn change_locked<T>(
+        &self,
+        changes: &mut Changes,
+        change: impl FnOnce(&mut LeverSet) -> T,
+    ) -> T {
         let mut set = LeverSet::clone(&self.in_force.load());
         let result = change(&mut set);
         for label in LeverAction::LABELS {
@@ -347,7 +555,9 @@ impl Levers {
         };
         self.in_force.store(Arc::new(set));
         self.summary.store(summary, Ordering::Release);
+        let announcements = &changes.announcements;
         announcements.send_if_modified(|announced| std::mem::replace(announced, new) != new);
+        self.revisions.send_modify(|revision| *revision += 1);
         result
     }
 }
@@ -371,6 +581,7 @@ mod tests {
             },
             target: target.unwrap(),
             duration: MINUTE,
+            ends_in_flight: false,
             reason: String::new(),
             pulled_by: String::new(),
             spared: None,
@@ -454,5 +665,47 @@ mod tests {
         check(&levers, &mut late, false).unwrap();
         assert_eq!(late.latest, second.id, "also without a lever");
         assert!(!announcements.has_changed().unwrap());
+    }
+
+    #[test]
+    fn while_a_successor_takes_over_no_lever_changes() {
+        let (levers, by) = (Levers::new(&Registry::new()), Operator::default());
+        let first = levers.pull(Clock.now(), limit(1), &by).unwrap();
+        let records = levers.hand_over(Clock.now());
+        let refused = levers.pull(Clock.now(), limit(1), &by).unwrap_err();
+        assert_eq!(refused, LeverFailure::HandedOver);
+        assert!(refused.to_string().contains("nothing was changed"));
+        assert!(levers.undo(first.id, &by).is_err());
+        let merged = levers.merge(Clock.now(), records[0].clone(), &by);
+        assert_eq!(merged, Ok(()), "it says nothing new");
+        let next = Levers::new(&Registry::new());
+        next.take_over(Clock.now(), records);
+        assert_eq!(next.in_force()[0].key(), first.key());
+        levers.keep();
+        assert_eq!(levers.undo(first.id, &by).unwrap().len(), 1);
+    }
+
+    /// On a paused clock: a request that waited for a timer would be rejected later than now.
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_is_rejected_at_the_moment_of_the_lever() {
+        let levers = Levers::new(&Registry::new());
+        let (waiting, begun) = (Arc::clone(&levers), Clock.now());
+        let mut announcements = levers.announcements();
+        let request = tokio::spawn(async move {
+            let mut checked = LeverCheck::default();
+            check(&waiting, &mut checked, false).unwrap();
+            announcements.changed().await.unwrap();
+            let rejected = check(&waiting, &mut checked, true).is_err();
+            (rejected, Clock.now())
+        });
+        tokio::task::yield_now().await;
+        let block = LeverSpec {
+            action: LeverAction::Block,
+            ..limit(1)
+        };
+        levers
+            .pull(Clock.now(), block, &Operator::default())
+            .unwrap();
+        assert_eq!(request.await.unwrap(), (true, begun));
     }
 }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use prometheus::IntGauge;
 
 use crate::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, SeatUse};
 use crate::flowcontrol::sources::{FlowcontrolSources, LiveObjects};
@@ -34,6 +35,8 @@ use weir_limits::max_in_flight::{InFlightLimit, MaxInFlight, MaxInFlightConfig};
 pub(crate) struct Limiters {
     in_flight: Arc<InFlightMetrics>,
     enforcement: Arc<EnforcementSwitch>,
+    /// Whether the limits in force only count.
+    dry_run: IntGauge,
     /// Held for one change; nothing is awaited under it.
     kept: Mutex<KeptLimiters>,
     registry: Registry,
@@ -174,6 +177,15 @@ pub(crate) struct LimiterInForce {
     pub(crate) started: Option<Arc<Controller>>,
 }
 
+/// The gauge of a dry run.
+#[must_use]
+pub fn register_dry_run(registry: &Registry) -> IntGauge {
+    registry.gauge(
+        "weir_flowcontrol_dry_run",
+        "1 while limits only count, so that requests that apiserver_flowcontrol_* count as rejected or queued were executed at once: by --flowcontrol-enforcement, or by weir ctl dry-run or bypass; 0 otherwise.",
+    )
+}
+
 impl Limiters {
     /// No limiter.
     #[must_use]
@@ -181,6 +193,7 @@ impl Limiters {
         Self {
             in_flight: InFlightMetrics::new(registry),
             enforcement: Arc::default(),
+            dry_run: register_dry_run(registry),
             kept: Mutex::default(),
             registry: registry.clone(),
         }
@@ -209,6 +222,15 @@ impl Limiters {
         if let Some(limiter) = &kept.max_in_flight {
             limiter.set_dry_run(self.enforcement.is_dry_run(false));
         }
+        self.show_dry_run(&kept);
+    }
+
+    /// Shows whether the limits in force only count.
+    fn show_dry_run(&self, kept: &KeptLimiters) {
+        let is_fairness = matches!(kept.configured, Some(Totals::Fairness(_)));
+        let is_configured = is_fairness && kept.is_dry_run;
+        self.dry_run
+            .set(self.enforcement.is_dry_run(is_configured).into());
     }
 
     /// The flow schemas and priority levels, in force or kept.
@@ -335,6 +357,7 @@ impl Limiters {
         kept.total = total;
         kept.is_dry_run = config.enforcement == Enforcement::DryRun;
         config.enforcement = kept.enforcement(&self.enforcement);
+        self.show_dry_run(&kept);
         config.server_concurrency_limit =
             kept.seats(total.unwrap_or(config.server_concurrency_limit));
         if let Some(limiter) = &kept.max_in_flight {
@@ -378,6 +401,7 @@ impl Limiters {
         let mut kept = self.kept.lock();
         kept.configured = Some(Totals::MaxInFlight(config));
         kept.total = total;
+        self.show_dry_run(&kept);
         let config = kept.slots(total.map_or(config, MaxInFlightConfig::divided));
         if let Some(live) = &kept.fairness {
             live.set_in_force(now, false);

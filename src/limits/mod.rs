@@ -17,4 +17,5 @@ pub mod upgrade_rate;
 pub mod watch_starts;
 
 pub use admission::{Admission, Permit};
+pub use limiters::register_dry_run;
 pub(crate) use rejection::Rejection;

@@ -149,7 +149,9 @@ impl Rejection {
             Self::Lever { lever, .. } => match lever.action {
                 LeverAction::Block => BLOCKED,
                 // A setting rejects nothing.
-                LeverAction::Limit { .. } | LeverAction::Set(_) => LEVER_LIMIT,
+                LeverAction::Disconnect | LeverAction::Limit { .. } | LeverAction::Set(_) => {
+                    LEVER_LIMIT
+                }
             },
             Self::ListBytes { .. } => LIST_BYTES,
             Self::MaxInFlight(_) => "max-in-flight",

@@ -60,16 +60,6 @@ impl InfoMetrics {
     }
 }
 
-/// Registers the gauge of the dry run, in which levels reject requests in simulation only.
-pub fn register_dry_run(is_dry_run: bool, registry: &Registry) {
-    registry
-        .gauge(
-            "weir_flowcontrol_dry_run",
-            "1 while --flowcontrol-enforcement is DryRun, so that requests that apiserver_flowcontrol_* count as rejected or queued were executed at once; 0 otherwise.",
-        )
-        .set(is_dry_run.into());
-}
-
 impl Collector for InfoMetrics {
     fn desc(&self) -> Vec<&Desc> {
         [self.ready.desc(), self.expiration.desc()].concat()

@@ -23,10 +23,11 @@ pub mod trace;
 pub use crate::pipeline::dependencies::Pipeline;
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::{HeaderMap, Response, request};
+use http::{HeaderMap, HeaderValue, Response, header, request};
 use hyper::body::Incoming;
 
 use crate::identity::bearer_token::has_websocket_token;
@@ -34,7 +35,9 @@ use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::TrustObserver;
 use crate::in_place;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
+use crate::pipeline::connection::request_count::CloseConnection;
 use crate::pipeline::reject::body_drain::{RejectionContext, RequestBodyState};
+use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::response::body::Body;
 use crate::pipeline::steps::forward::AdmittedRequest;
 use crate::pipeline::steps::rejection_response::DelayableRejection;
@@ -42,7 +45,9 @@ use crate::pipeline::steps::upgrade::take_upgrade;
 use crate::pipeline::trace::{MetricSubject, Trace};
 use crate::upstream::body::client_body::ClientBody;
 use crate::upstream::loop_detection;
+use weir_base::clock::Clock;
 use weir_limits::AdmissionAttributes;
+use weir_limits::rate::clients::enforcer::RequestSource;
 
 impl Pipeline {
     /// Observes which client certificates are trusted, for a new connection.
@@ -108,6 +113,8 @@ impl Pipeline {
             let (info, user) = (&info, effective.for_limits(&auth));
             let attributes = AdmissionAttributes { info, user };
             let upgrading = self.requested_upgrade(&auth, upgrade.as_ref());
+            let seen = self.shared.levers.latest();
+            let user_agent = head.headers.get(header::USER_AGENT).cloned();
             let admitted = self
                 .admit(&attributes, received, body, upgrading, deadline, trace)
                 .await
@@ -124,7 +131,22 @@ impl Pipeline {
                 drain_guard,
             };
             // Boxed: a rejected request does not pay for the memory of forwarding.
-            in_place::pinned(|| self.forward(subject, admitted, trace)).await
+            let forwarded = in_place::pinned(|| self.forward(subject, admitted, trace));
+            let source = RequestSource {
+                address: peer.address.ip(),
+                user_agent: user_agent.as_ref().map_or(b"", HeaderValue::as_bytes),
+            };
+            tokio::select! {
+                biased;
+                // First: of a response that begins now nothing would know that it is to end.
+                ended = self.ended_by_lever(&attributes, source, seen) => Err(ended),
+                forwarded = forwarded => forwarded.map(|mut response| {
+                    if self.is_disconnected(&attributes, source, peer) {
+                        response.extensions_mut().insert(CloseConnection);
+                    }
+                    response
+                }),
+            }
         };
         response.await.map_err(|rejection| {
             trace.record_rejection(subject, &rejection.facts(), &rejected_headers);
@@ -132,14 +154,74 @@ impl Pipeline {
         })
     }
 
-    /// Wakes the worker's waiting requests whenever there is a new lever. Ends with the process.
+    /// Wakes the worker's waiting requests whenever there is a new lever, and ends those in flight that
+    /// it is aimed at. Ends with the process.
     pub(crate) fn announce_levers(&self) -> impl Future<Output = ()> + use<> {
-        let mut announcements = self.shared.levers.announcements();
+        let levers = Arc::clone(&self.shared.levers);
+        let mut announcements = levers.announcements();
         let waiting = Arc::clone(&self.worker.lever_pulled);
+        let deadlines = Arc::clone(&self.worker.deadlines);
         async move {
+            let mut seen = levers.latest();
             while announcements.changed().await.is_ok() {
                 waiting.notify_waiters();
+                let new;
+                (new, seen) = levers.ending(seen);
+                if !new.is_empty() {
+                    deadlines.end_by(&new, Clock.now());
+                }
             }
+        }
+    }
+
+    /// The number of the latest lever.
+    #[must_use]
+    pub(crate) fn latest_lever(&self) -> u64 {
+        self.shared.levers.latest()
+    }
+
+    /// Whether a lever that is newer than a connection has it end with this request.
+    fn is_disconnected(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        source: RequestSource<'_>,
+        peer: &Peer,
+    ) -> bool {
+        if self.shared.levers.latest() == peer.levers_at_start {
+            return false;
+        }
+        let (levers, _) = self.shared.levers.ending(peer.levers_at_start);
+        let moment = f64::from(peer.connection_id.to_le_bytes()[0]) / f64::from(u8::MAX);
+        let now = Clock.now();
+        levers
+            .iter()
+            .any(|lever| lever.disconnects(attributes, source, now, moment))
+    }
+
+    /// Completes when a lever that is newer than `seen` ends a request that has no response yet. Other
+    /// levers end it when its response has begun.
+    async fn ended_by_lever(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        source: RequestSource<'_>,
+        mut seen: u64,
+    ) -> RequestRejection {
+        loop {
+            let mut pulled = pin!(self.worker.lever_pulled.notified());
+            // Before the look: a lever that is pulled in between wakes the request.
+            pulled.as_mut().enable();
+            let levers = &self.shared.levers;
+            if levers.latest() != seen {
+                let (new, latest) = levers.ending(seen);
+                for lever in new {
+                    let end = lever.ends_in(attributes, source, Clock.now(), 1.0);
+                    if lever.spec.ends_in_flight && end.is_some() {
+                        return RequestRejection::Ended(lever.spec.reason.as_str().into());
+                    }
+                }
+                seen = latest;
+            }
+            pulled.await;
         }
     }
 

@@ -250,6 +250,7 @@ impl Agreement {
         peer.expired = false;
         peer.leaving = message.leaving;
         peer.snapshots = message.snapshots;
+        peer.levers = message.levers;
         if let Some(received) = message.received.get(&self.id.name)
             && received.instance == self.id.instance
             && received.number <= self.number
@@ -521,6 +522,13 @@ impl Agreement {
         silent
             .filter(move |(_, peer)| !peer.expired && is_silent(peer))
             .map(|(name, _)| name.as_str())
+    }
+
+    /// The process of a replica that has said that it takes levers.
+    #[must_use]
+    pub(crate) fn process_with_levers(&self, name: &str) -> Option<&str> {
+        let peer = self.peers.get(name).filter(|peer| peer.levers)?;
+        Some(&peer.instance)
     }
 
     /// Whether a replica has said that it answers requests for snapshots.

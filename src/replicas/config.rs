@@ -8,8 +8,8 @@ use rustls::sign::CertifiedKey;
 
 use crate::x509::CertificatePool;
 
-/// The most connections at the peer port: for messages and for snapshots one of each replica, and
-/// as many that are being replaced.
+/// The most connections at the peer port: for messages, snapshots and levers one of each replica, and
+/// some that are being replaced.
 pub const MAX_CONNECTIONS: usize = 1024;
 
 /// The most connections at the peer port whose handshake is not complete. Until then it is not known

@@ -1,5 +1,6 @@
 //! Starts and ends the tasks that divide the totals.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::drain::Drain;
+use crate::limits::levers::Levers;
 use crate::limits::limiters::Limiters;
 use crate::limits::total_finder::TotalFinder;
 use crate::replicas::config::{PeerTls, ReplicaConfig};
@@ -20,6 +22,7 @@ use crate::replicas::membership::{AdvertisedAddress, MembershipTask};
 use crate::replicas::message::ReplicaId;
 use crate::replicas::metrics::ReplicaMetrics;
 use crate::replicas::peer::PeerStatus;
+use crate::replicas::peers::levers::{LeverExchange, LeverReceiver};
 use crate::replicas::peers::snapshots::{SnapshotExchange, SnapshotSource};
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::peers::{links, listener};
@@ -38,6 +41,7 @@ const STEP: Duration = Duration::from_millis(250);
 pub(crate) struct Replicas {
     state: Arc<ReplicaState>,
     snapshots: Arc<SnapshotExchange>,
+    levers: Arc<LeverExchange>,
     calls: ApiServerClient,
     /// The certificates of the peer connections, if there are any.
     tls: Option<watch::Sender<Arc<PeerTlsConfigs>>>,
@@ -69,6 +73,15 @@ pub(crate) struct SnapshotOfPeer {
     pub(crate) failure: Option<String>,
 }
 
+/// Which of the other replicas have the levers.
+#[derive(Clone, Debug)]
+pub(crate) struct LeverReach {
+    /// How many have them.
+    pub(crate) reached: usize,
+    /// The names of those that do not, and why.
+    pub(crate) missing: BTreeMap<String, String>,
+}
+
 /// What the division is built from.
 pub(crate) struct ReplicaDependencies<'a> {
     /// Names this process.
@@ -79,6 +92,8 @@ pub(crate) struct ReplicaDependencies<'a> {
     pub(crate) limiters: &'a Arc<Limiters>,
     /// Finds the total that is divided, if it is to be found.
     pub(crate) finder: &'a Arc<TotalFinder>,
+    /// The levers of all replicas.
+    pub(crate) levers: &'a Arc<Levers>,
     /// Reads and writes the Leases.
     pub(crate) calls: ApiServerClient,
     /// The cryptography of the peer connections.
@@ -101,6 +116,7 @@ impl Replicas {
             server,
             limiters,
             finder,
+            levers,
             calls,
             provider,
             registry,
@@ -129,11 +145,12 @@ impl Replicas {
         }
         let shown = config.peers.as_ref().map(|peers| peers.tls.clone());
         let metrics = ReplicaMetrics::register(registry);
-        let state = ReplicaState::new(config, id, limiters, finder, metrics);
+        let state = ReplicaState::new(config, id, limiters, finder, levers, metrics);
         state.step(Clock.now());
         Ok(Self {
             state,
             snapshots: Arc::default(),
+            levers: Arc::new(LeverExchange::new(levers)),
             calls,
             tls,
             shown: Arc::new(Mutex::new(shown)),
@@ -183,11 +200,15 @@ impl Replicas {
         let membership = MembershipTask::new(state, calls, self.address.clone());
         *self.membership.lock() = Some(tokio::spawn(membership.run()).abort_handle());
         if let (Some(tls), Some(socket)) = (&self.tls, self.listener.lock().take()) {
-            let parts = || (Arc::clone(state), Arc::clone(&self.snapshots));
-            let (replicas, snapshots) = parts();
-            tokio::spawn(links::run(replicas, snapshots, tls.subscribe()));
-            let (replicas, snapshots) = parts();
-            tokio::spawn(listener::run(socket, replicas, snapshots, tls.subscribe()));
+            let parts = || {
+                let (snapshots, levers) = (Arc::clone(&self.snapshots), Arc::clone(&self.levers));
+                (Arc::clone(state), snapshots, levers)
+            };
+            let (replicas, snapshots, levers) = parts();
+            tokio::spawn(links::run(replicas, snapshots, levers, tls.subscribe()));
+            let (replicas, snapshots, levers) = parts();
+            let of_tls = tls.subscribe();
+            tokio::spawn(listener::run(socket, replicas, snapshots, levers, of_tls));
         }
         let (state, drain) = (Arc::clone(state), Arc::clone(drain));
         tokio::spawn(async move {
@@ -217,6 +238,38 @@ impl Replicas {
     /// Sets what takes this replica's snapshots for the others. Only the first call counts.
     pub(crate) fn set_snapshot_source(&self, source: Weak<dyn SnapshotSource>) {
         self.snapshots.set_source(source);
+    }
+
+    /// Sets what takes the levers of the others. Only the first call counts.
+    pub(crate) fn set_lever_receiver(&self, receiver: Weak<dyn LeverReceiver>) {
+        self.levers.set_receiver(receiver);
+    }
+
+    /// Waits until the others have the levers of now, for a second at most.
+    ///
+    /// # Cancel safety
+    /// They are sent nevertheless.
+    pub(crate) async fn send_levers(&self) -> LeverReach {
+        let peers = self.state.report(Clock.now()).peers.into_iter();
+        let peers = peers.filter(|peer| !peer.expired).map(|peer| peer.name);
+        let peers: Vec<_> = peers.collect();
+        let count = peers.len();
+        let without = "there are no peer connections to it (--peer-bind-address)";
+        if self.tls.is_none() {
+            let missing = peers.into_iter().map(|name| (name, without.to_owned()));
+            return LeverReach {
+                reached: 0,
+                missing: missing.collect(),
+            };
+        }
+        let mut missing = self.levers.missing(peers).await;
+        for (name, why) in &mut missing {
+            if !self.state.addresses.borrow().contains_key(name) {
+                without.clone_into(why);
+            }
+        }
+        let reached = count - missing.len();
+        LeverReach { reached, missing }
     }
 
     /// The name of this replica, if it has peer connections.

@@ -46,6 +46,9 @@ pub(crate) struct ReplicaMessage {
     /// Whether it answers requests for snapshots. Versions before these leave it out.
     #[serde(default)]
     pub(crate) snapshots: bool,
+    /// Whether it takes levers. Versions before these leave it out.
+    #[serde(default)]
+    pub(crate) levers: bool,
     /// What it proposes as the total of all, if it finds one (`--max-requests-inflight=auto`).
     #[serde(default)]
     pub(crate) proposed: Option<ProposedTotal>,
@@ -107,6 +110,7 @@ impl ReplicaMessage {
             number,
             leaving,
             snapshots: true,
+            levers: true,
             proposed,
             pools,
             received,

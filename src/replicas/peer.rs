@@ -39,6 +39,8 @@ pub(super) struct PeerRecord {
     pub(super) leaving: bool,
     /// Whether it answers requests for snapshots.
     pub(super) snapshots: bool,
+    /// Whether it takes levers.
+    pub(super) levers: bool,
 }
 
 impl PeerRecord {
@@ -57,6 +59,7 @@ impl PeerRecord {
             expired: false,
             leaving: false,
             snapshots: false,
+            levers: false,
         }
     }
 
@@ -71,6 +74,7 @@ impl PeerRecord {
         self.acknowledged = None;
         self.leaving = false;
         self.snapshots = false;
+        self.levers = false;
         self.expired = false;
         self.heard = now;
     }
@@ -111,6 +115,7 @@ impl PeerRecord {
             silent,
             expired: self.expired,
             leaving: self.leaving,
+            takes_levers: self.levers,
             lease_unchanged: now.saturating_duration_since(self.lease_changed),
         }
     }
@@ -131,6 +136,8 @@ pub(crate) struct PeerStatus {
     pub(crate) expired: bool,
     /// Whether it is shutting down.
     pub(crate) leaving: bool,
+    /// Whether it takes levers of others.
+    pub(crate) takes_levers: bool,
     /// How long its Lease is as it is.
     pub(crate) lease_unchanged: Duration,
 }

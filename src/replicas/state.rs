@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
+use crate::limits::levers::Levers;
 use crate::limits::limiters::{Limiters, PoolUse};
 use crate::limits::total_finder::TotalFinder;
 use crate::replicas::agreement::{Agreement, Division, PoolInput, Standing};
@@ -17,6 +18,7 @@ use crate::replicas::config::{Membership, ReplicaConfig};
 use crate::replicas::message::{POOLS, ReplicaId, ReplicaMessage};
 use crate::replicas::metrics::ReplicaMetrics;
 use crate::replicas::peer::PeerStatus;
+use weir_limits::levers::LimitShare;
 
 /// The demand of a replica is the most of its last samples, of which there are four a second: a
 /// share that followed each pause of a client would never be there when the client goes on.
@@ -29,6 +31,7 @@ pub(crate) struct ReplicaState {
     pub(super) id: ReplicaId,
     limiters: Arc<Limiters>,
     finder: Arc<TotalFinder>,
+    levers: Arc<Levers>,
     metrics: ReplicaMetrics,
     inner: Mutex<Inner>,
     /// Notified when the Leases are to be read now.
@@ -128,6 +131,7 @@ impl ReplicaState {
         id: ReplicaId,
         limiters: &Arc<Limiters>,
         finder: &Arc<TotalFinder>,
+        levers: &Arc<Levers>,
         metrics: ReplicaMetrics,
     ) -> Arc<Self> {
         let division = match config.peers {
@@ -146,6 +150,7 @@ impl ReplicaState {
             id,
             limiters: Arc::clone(limiters),
             finder: Arc::clone(finder),
+            levers: Arc::clone(levers),
             metrics,
             list_now: Notify::new(),
             pulse: watch::Sender::new(0),
@@ -176,6 +181,7 @@ impl ReplicaState {
         let shares = (!inner.is_off).then_some(limits);
         self.limiters.set_shares(now, shares);
         let peers = inner.agreement.peers(now);
+        self.levers.set_share(limit_share(&self.id.name, &peers));
         let standing = (!inner.is_off).then_some(standing);
         self.metrics.show(standing, &peers, limits, inputs);
         if standing != inner.shown {
@@ -200,6 +206,13 @@ impl ReplicaState {
     /// Whether a replica has said that it answers requests for snapshots.
     pub(super) fn sends_snapshots(&self, name: &str) -> bool {
         self.inner.lock().agreement.sends_snapshots(name)
+    }
+
+    /// The process of a replica that has said that it takes levers.
+    pub(super) fn process_with_levers(&self, name: &str) -> Option<String> {
+        let inner = self.inner.lock();
+        let process = inner.agreement.process_with_levers(name);
+        process.map(ToOwned::to_owned)
     }
 
     /// Counts an exchange that this replica began.
@@ -269,6 +282,20 @@ impl ReplicaState {
             peers: inner.agreement.peers(now),
         }
     }
+}
+
+/// How what levers admit is divided: among this replica and those that take its levers.
+fn limit_share(own: &str, peers: &[PeerStatus]) -> LimitShare {
+    let others = peers.iter().filter(|peer| {
+        let is_there = !peer.expired && !peer.leaving;
+        is_there && peer.takes_levers
+    });
+    let (mut replicas, mut rank) = (1, 0);
+    for peer in others {
+        replicas += 1;
+        rank += u32::from(*peer.name < *own);
+    }
+    LimitShare { replicas, rank }
 }
 
 fn log_standing(standing: Option<Standing>, peers: &[PeerStatus]) {

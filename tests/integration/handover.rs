@@ -10,9 +10,10 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::levers::ctl;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process::{ConfigDir, WeirProcess, required_flags, run};
+use crate::support::process::{ConfigDir, WeirProcess, required_flags};
 use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::ALICE;
 use crate::support::{EVENT_TIMEOUT, HttpVersion, eventually};
@@ -449,18 +450,81 @@ async fn a_socket_of_the_service_manager_is_used_instead_of_the_configured_addre
     assert_eq!(weir.get_admin("/livez").await.status, 200);
 }
 
-/// Levers end with the process that has them.
 #[tokio::test]
-async fn weir_ctl_reaches_the_new_process_when_the_old_one_has_handed_over() {
-    let (mut weir, _upstream) = start(&["--control-socket=control.sock"]).await;
-    let ctl = ["ctl", "--control-socket=control.sock"];
-    let block = [&ctl[..], &["block", "--user=alice"]].concat();
-    assert_eq!(run(&weir.files, &block).await.code, Some(0));
-    let _successor = hand_over(&mut weir).await;
-    let list = [&ctl[..], &["list"]].concat();
-    eventually("an answer of the new process", async || {
-        let listed = run(&weir.files, &list).await;
-        (listed.stdout == "there is no lever in force\n").then_some(())
+async fn a_new_process_has_the_levers_with_the_rest_of_their_time() {
+    let flags = [
+        "--control-socket=control.sock",
+        "--max-requests-inflight=10",
+        "--audit-log-path=audit.log",
+    ];
+    let (mut weir, mut upstream) = start(&flags).await;
+    let blocked = [
+        "block",
+        "--user=alice",
+        "--for=1h",
+        "--reason=a storm",
+        "--as=carol",
+    ];
+    for arguments in [
+        &blocked[..],
+        &["limit", "--user=bob", "--qps=5"],
+        &["total", "30"],
+    ] {
+        let set = ctl(&weir, arguments).await;
+        assert_eq!(set.code, Some(0), "{}", set.stderr);
+    }
+    let undone = ctl(&weir, &["undo", "2"]).await;
+    assert_eq!(undone.code, Some(0), "{}", undone.stderr);
+    weir.send_signal("USR2").await;
+    let old = weir.id().to_string();
+    let taken_over = "levers of the old process are in force levers=2";
+    let new = successor_of(&old, &[NEW_PROCESS, taken_over], &mut weir).await;
+    let rejected = weir.alice(HttpVersion::Http2).get(LIST).await;
+    assert_eq!(rejected.kube_status().cause, "weir/blocked");
+    assert!(rejected.kube_status().message.contains("a storm"));
+    let list = eventually("the new process to answer", async || {
+        let list = ctl(&weir, &["list"]).await;
+        (list.code == Some(0)).then_some(list.stdout)
     })
     .await;
+    let lines: Vec<_> = list.lines().collect();
+    assert!(
+        lines[1].starts_with("1 ") && lines[1].contains("as carol"),
+        "{list}"
+    );
+    assert!(
+        lines[1].contains(" 59m") || lines[1].contains("1h0m0s"),
+        "{list}"
+    );
+    assert!(
+        lines[2].starts_with("3 ") && lines[2].contains("total 30"),
+        "{list}"
+    );
+    assert_eq!(lines.len(), 3, "{list}");
+    let seats = "weir_server_concurrency_limit_seats";
+    assert_eq!(weir.metric(seats).await, 30.0);
+    let next = ctl(&weir, &["block", "--user=dave"]).await;
+    assert!(next.stdout.starts_with("lever 4 "), "{}", next.stdout);
+    let undone = ctl(&weir, &["undo", "1"]).await;
+    assert!(
+        undone.stdout.starts_with("lever 1 has ended"),
+        "{}",
+        undone.stdout
+    );
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let call = alice.send(TestRequest::get(LIST)).await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+    new.send_signal("TERM");
+    eventually("the end of the new process", async || {
+        (!new.is_running()).then_some(())
+    })
+    .await;
+    let log = fs::read_to_string(weir.files.path().join("audit.log")).unwrap();
+    let of_first = log.lines().filter(|line| line.contains("/weir/levers/1\""));
+    assert_eq!(
+        of_first.count(),
+        2,
+        "begun in one process, undone in the other: {log}"
+    );
 }

@@ -28,7 +28,9 @@ use crate::support::client::{TestCall, TestClient, TestRequest};
 use crate::support::fake_upstream::{Exchange, FakeUpstream};
 use crate::support::process::{ConfigDir, FinishedRun, WeirProcess, required_flags, run};
 use crate::support::raw_http1::RawHttp1;
-use crate::support::weir::{ROOT, Weir, WeirBuilder};
+use crate::support::raw_http2;
+use crate::support::raw_http2::RawFrame;
+use crate::support::weir::{ALICE, ROOT, Weir, WeirBuilder};
 use crate::support::{HttpVersion, eventually, weir, within};
 
 const LIST: &str = "/api/v1/pods";
@@ -67,6 +69,7 @@ spec:
 const QUEUED: &str = "apiserver_flowcontrol_current_inqueue_requests{flow_schema=\"devs\",priority_level=\"narrow\"}";
 const WATCHES_WAITING: &str = "weir_watch_starts_waiting";
 const LEVERS: &str = "weir_levers{action=\"block\"}";
+const DRY_RUN: &str = "weir_flowcontrol_dry_run";
 const REJECTIONS: &str = "weir_lever_rejections_total{action=\"block\"}";
 
 /// weir with a control socket.
@@ -722,11 +725,14 @@ async fn what_is_configured_as_a_dry_run_is_enforced_until_the_lever_ends() {
     let mut weir = ControlledWeir::narrow_with(Enforcement::DryRun).await;
     let (mut alice, mut bob) = (weir.alice(), weir.bob());
     let first = weir.hold(&mut bob).await;
+    assert_eq!(weir.weir.metric(DRY_RUN).await, 1.0);
     let id = weir.pull(dry_run("off")).await;
+    assert_eq!(weir.weir.metric(DRY_RUN).await, 0.0);
     let waiting = alice.send(TestRequest::get(LIST)).await;
     weir.weir.wait_for_metric(QUEUED, 1.0).await;
     weir.upstream.assert_no_request();
     weir.control(json!({"command": "undo", "ids": [id]})).await;
+    assert_eq!(weir.weir.metric(DRY_RUN).await, 1.0);
     let second = (waiting, weir.upstream.next_exchange().await);
     for (call, exchange) in [first, second] {
         exchange.respond(200, "{}").await;
@@ -868,8 +874,143 @@ async fn a_bypass_keeps_the_memory_limit() {
     assert_eq!(weir.weir.metric(refused).await, 1.0);
 }
 
+const WATCH: &str = "/api/v1/pods?watch=1";
+
+const EXEC: &str = "/api/v1/namespaces/a/pods/b/exec?command=sh";
+
+/// Waits until the body of a response has broken off or ended.
+async fn wait_for_end(call: &mut TestCall) {
+    let body = call.body();
+    within("the end of a response", async {
+        while let Some(Ok(_)) = body.next_chunk().await {}
+    })
+    .await;
+}
+
+/// A watch that has begun.
+async fn watch(weir: &mut ControlledWeir, client: &mut TestClient) -> (TestCall, Exchange) {
+    let mut call = client.send(TestRequest::get(WATCH)).await;
+    let mut exchange = weir.upstream.next_exchange().await;
+    exchange.send_head(200, &[]).await;
+    assert_eq!(call.head().await.status, 200);
+    (call, exchange)
+}
+
+/// Both ends of an open tunnel of alice.
+async fn tunnel(weir: &mut ControlledWeir) -> (RawHttp1, RawHttp1) {
+    let mut near = weir.weir.raw_http1().await;
+    let request = TestRequest::post(EXEC, "")
+        .header(ALICE.0, ALICE.1)
+        .header("connection", "Upgrade")
+        .header("upgrade", "SPDY/3.1");
+    near.send(request.to_http1()).await;
+    let mut far = weir.upstream.next_exchange().await.into_raw_http1();
+    far.send(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n",
+    )
+    .await;
+    assert_eq!(near.read_response_head().await.status, 101);
+    (near, far)
+}
+
+#[tokio::test]
+async fn a_block_with_now_ends_what_is_in_flight_and_releases_its_seat() {
+    let mut weir = ControlledWeir::narrow().await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    let (mut watching, mut of_watch) = watch(&mut weir, &mut alice).await;
+    let (mut near, mut far) = tunnel(&mut weir).await;
+    let (mut others, mut of_others) = watch(&mut weir, &mut bob).await;
+    // They have the seat and wait for it.
+    let (call, mut of_alice) = weir.hold(&mut alice).await;
+    let queued = bob.send(TestRequest::get(LIST)).await;
+    weir.weir.wait_for_metric(QUEUED, 1.0).await;
+    let mut block = block_alice();
+    block["now"] = true.into();
+    weir.pull(block).await;
+    let ended = call.response().await;
+    assert_eq!(ended.status, 504, "it may have been executed");
+    assert_eq!(ended.kube_status().cause, "weir/blocked");
+    assert!(ended.kube_status().message.contains("a storm"));
+    wait_for_end(&mut watching).await;
+    near.reader.wait_for_close().await;
+    far.reader.wait_for_close().await;
+    of_watch.wait_for_cancel().await;
+    // As of any request that is abandoned, when the API server knows.
+    of_alice.wait_for_cancel().await;
+    weir.upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(queued.response().await.status, 200);
+    of_others.send("{}").await;
+    assert!(matches!(others.body().next_chunk().await, Some(Ok(_))));
+    assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
+}
+
+#[tokio::test]
+async fn a_response_that_has_begun_is_cut_off_by_a_block_with_now_only() {
+    let mut weir = ControlledWeir::start().await;
+    let mut alice = weir.alice();
+    let (mut call, mut exchange) = weir.hold(&mut alice).await;
+    exchange.send_head(200, &[]).await;
+    exchange.send("part").await;
+    assert_eq!(call.head().await.status, 200);
+    assert!(matches!(call.body().next_chunk().await, Some(Ok(_))));
+    weir.pull(block_alice()).await;
+    exchange.send("part").await;
+    assert!(matches!(call.body().next_chunk().await, Some(Ok(_))));
+    let mut block = block_alice();
+    block["now"] = true.into();
+    weir.pull(block).await;
+    let end = call.body().next_chunk().await;
+    assert!(matches!(end, Some(Err(_))), "not complete");
+    exchange.wait_for_cancel().await;
+}
+
+#[tokio::test]
+async fn a_disconnect_ends_connections_watches_and_tunnels_of_its_target() {
+    let mut weir = ControlledWeir::start().await;
+    let mut bob = weir.bob();
+    let (mut near, mut far) = tunnel(&mut weir).await;
+    let (mut others, mut of_others) = watch(&mut weir, &mut bob).await;
+    let mut raw = weir.weir.raw_http2().await;
+    let head = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", WATCH),
+        ALICE,
+    ];
+    raw.send(&RawFrame::request(1, &head, true)).await;
+    let mut of_watch = weir.upstream.next_exchange().await;
+    of_watch.send_head(200, &[]).await;
+    raw.next_frame_of_kind(raw_http2::HEADERS).await;
+    let mut disconnect = lever("disconnect", json!({"users": ["alice"]}));
+    disconnect["forMs"] = 500.into();
+    let id = weir.pull(disconnect.clone()).await;
+    near.reader.wait_for_close().await;
+    far.reader.wait_for_close().await;
+    of_watch.wait_for_cancel().await;
+    let goaway = raw.next_frame_of_kind(raw_http2::GOAWAY).await;
+    assert_eq!(goaway.u32_at(4), 0, "NO_ERROR");
+    raw.wait_for_close().await;
+    of_others.send("{}").await;
+    assert!(matches!(others.body().next_chunk().await, Some(Ok(_))));
+    let is_over = async || {
+        let list = weir.control(json!({"command": "list"})).await;
+        (list["levers"] == json!([])).then_some(())
+    };
+    eventually("the end of the lever", is_over).await;
+    let undo = json!({"command": "undo", "ids": [id]});
+    assert_eq!(weir.control(undo).await["unknown"], json!([id]));
+    // Its clients come back.
+    let mut alice = weir.alice();
+    weir.assert_passes(&mut alice).await;
+
+    disconnect["target"] = json!({"groups": ["system:masters"]});
+    let lines = error_lines(&weir.control(disconnect).await);
+    assert!(lines.contains("system:masters"), "{lines}");
+}
+
 /// Runs `weir ctl` beside a weir.
-async fn ctl(weir: &WeirProcess, arguments: &[&str]) -> FinishedRun {
+pub(crate) async fn ctl(weir: &WeirProcess, arguments: &[&str]) -> FinishedRun {
     let mut all = vec!["ctl", "--control-socket=control.sock"];
     all.extend(arguments);
     run(&weir.files, &all).await

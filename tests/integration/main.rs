@@ -51,6 +51,7 @@ mod rejection_hold;
 mod reload;
 mod reload_modes;
 mod replay_advice;
+mod replica_levers;
 mod request_heads;
 mod request_slots;
 mod request_targets;

@@ -90,7 +90,7 @@ check_ok '... a reader that closes its pipe early is no failure' bash -o pipefai
 
 check_ok 'manual pages' "$WEIR" man "$WORK/man/man1"
 check 'a page for the program, and one for each command' \
-    "$( (echo weir.1; for command in $commands ctl-{block,bypass,drain,dry-run,limit,list,talkers,total,undo} flowcontrol-show; do [[ $command == help ]] || echo "weir-$command.1"; done) | sort)" \
+    "$( (echo weir.1; for command in $commands ctl-{block,bypass,disconnect,drain,dry-run,limit,list,talkers,total,undo} flowcontrol-show; do [[ $command == help ]] || echo "weir-$command.1"; done) | sort)" \
     "$(find "$WORK/man/man1" -name '*.1' -printf '%f\n' | sort)"
 for page in "$WORK"/man/man1/*.1; do
     check "$(basename "$page"): groff warns of nothing" '' "$(groff -man -ww -Tutf8 "$page" 2>&1 >/dev/null)"

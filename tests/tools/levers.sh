@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # weir ctl in an incident: one user floods a small API server beside another. The top talkers name it, a block rejects all of it
-# at once, also what waits, and the other one is served. Then the total, a dry run of all limits, and a bypass.
+# at once, also what waits, and the other one is served. Then the total, a dry run of all limits, a bypass, and the ends of watches.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -45,6 +45,18 @@ many_inside() {
 # shellcheck disable=SC2317,SC2329 # called by `within`
 flood_is_first() {
     ctl talkers --limit 1 | grep -q '^alice '
+}
+
+# watches N: so many watches are open.
+# shellcheck disable=SC2317,SC2329 # called by `within`
+watches() {
+    (($(curl -sS --max-time 10 "http://$ADMIN/metrics" |
+        awk '/^apiserver_longrunning_requests/ {sum += $NF} END {print sum + 0}') == $1))
+}
+
+# watch_by USER: until weir ends it.
+watch_by() {
+    start "watch-$1" curl -sSN --cacert "$DIR/ca.crt" -H "$(bearer "$1")" "$URL$PODS?watch=1"
 }
 
 # flood: its requests never stop.
@@ -115,9 +127,25 @@ check 'a block stays' 429 "$(code alice "$PODS")"
 ctl undo 6 >"$WORK/undone"
 check 'it has ended as well' 'lever 5 has ended: bypass on' "$(ctl bypass off)"
 check_ok 'and the flood waits once more' within "$LIMIT" many_wait
-check 'there is no lever at the end' 'there is no lever in force' "$(ctl list)"
 signal flood TERM
 finish flood
+watch_by alice
+watch_by bob
+check_ok 'two watches are open' within "$LIMIT" watches 2
+ctl block --user alice >"$WORK/block"
+check_ok 'a block leaves them' watches 2
+began=$(date +%s%N)
+ctl block --user alice --now --reason 'lists in a loop' >"$WORK/block"
+check_ok 'with --now that of its target ends' within "$LIMIT" watches 1
+printf 'from weir ctl to the end of the watch: %s ms\n' "$((($(date +%s%N) - began) / 1000000))"
+ctl undo 7 8 >"$WORK/undone"
+ctl disconnect --user bob --over 1s >"$WORK/disconnect"
+check_match 'a disconnect is a lever' 'lever 9 is in force for 1s: disconnect user=bob' "$(<"$WORK/disconnect")"
+check_ok 'the other one ends by it' within "$LIMIT" watches 0
+check 'its user is served' 200 "$(code bob "$PODS")"
+# shellcheck disable=SC2317,SC2329 # called by `within`
+no_lever() { [[ $(ctl list) == 'there is no lever in force' ]]; }
+check_ok 'there is no lever at the end' within "$LIMIT" no_lever
 stopped front
 check 'the socket is gone with weir' no "$([[ -e $socket ]] && echo yes || echo no)"
 summary

@@ -166,6 +166,23 @@ sharing() {
     check_match 'readyz' '\[\+\]replicas ok' "$(curl -sS "http://${ADMINS[one]}/readyz?verbose")"
 }
 
+# lever_ids NAME: of the levers in force at a replica.
+lever_ids() {
+    curl -sS --max-time "$LIMIT" "http://${ADMINS[$1]}/status.json" | jq -c '[.levers[].id]'
+}
+
+# A lever is in force at all of them, and says so. One of them has the control socket.
+levers() {
+    local name text
+    text=$("$WEIR" ctl block --user nobody --reason 'at all of them')
+    check_match 'weir ctl reaches the other two' 'reached: 2 other replicas' "$text"
+    for name in "${REPLICAS[@]}"; do check "$name has the lever" '[1]' "$(lever_ids "$name")"; done
+    text=$("$WEIR" ctl limit --user nobody --qps 6 --inflight 7)
+    check_match 'a limit is divided' 'divided among 3 replicas, .*: 2.0/s, [23] at a time here' "$text"
+    "$WEIR" ctl undo 1 2 >"$WORK/undone"
+    for name in "${REPLICAS[@]}"; do check "$name has it no more" '[]' "$(lever_ids "$name")"; done
+}
+
 # Each replica has a client that the others do not see. `one` has at most 50 slots, so that a sum of the shares is larger.
 one_view() {
     local name
@@ -346,6 +363,7 @@ for name in "${REPLICAS[@]}"; do PORTS[$name]=$(free_port); done
 relay
 for name in "${REPLICAS[@]}"; do replica "$name"; done
 sharing
+levers
 one_view
 killed
 stopped_replica

@@ -83,6 +83,12 @@ field() {
     sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" <<<"$2"
 }
 
+# The newest process answers a second after the one before it accepts no more.
+# shellcheck disable=SC2317,SC2329 # called by `within`
+lever_kept() {
+    "$WEIR" ctl list | grep -q '^1 .*user=nobody .*over all of them$'
+}
+
 under_load() {
     local n
     printf 'maxRequestsInflight: 4000\n' >"$WORK/weir.yaml"
@@ -94,10 +100,12 @@ under_load() {
     within "$LIMIT" grep -q watching "$WORK/clients.out" || die "the watches do not open: $(tail -n 3 "$WORK/clients.err")"
     start wrk wrk -t1 -c8 -d900s --timeout 60s -H "$(bearer alice)" "$URL$NAMESPACE"
     start h2load http2_load "$URL$NAMESPACE"
+    "$WEIR" ctl block --user nobody --for 1h --reason 'over all of them' >"$WORK/block"
     for ((n = 1; n <= RESTARTS; n++)); do
         restart main "$n"
         within "$LIMIT" watches_open || die "the watches do not come back: $(tail -n 5 "$WORK/main.err")"
     done
+    check_ok 'a lever is in force after all of them' within "$LIMIT" lever_kept
 }
 
 # spread: the number of groups of watches that ended together, and the shortest, the median and the longest time that a group took to

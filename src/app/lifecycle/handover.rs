@@ -87,9 +87,15 @@ impl HandoverParts {
         live.is_some_and(|live| live.cluster_status() == ClusterStatus::Pending)
     }
 
-    /// What this process has learned, for the next one.
+    /// What this process has learned, for the next one. Until [`keep`](Self::keep), levers do not
+    /// change in this one.
     pub(crate) fn save_state(&self) -> Message {
         self.state.save()
+    }
+
+    /// The next process has not taken over.
+    pub(crate) fn keep(&self) {
+        self.state.keep();
     }
 
     /// Takes over what the process before has learned.

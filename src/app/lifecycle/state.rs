@@ -10,6 +10,7 @@ use serde_json::Value;
 use tracing::{info, warn};
 
 use crate::handover::message::{HeldSeats, Message};
+use crate::limits::levers::Levers;
 use crate::limits::limiters::Limiters;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::snapshot::StatusHistory;
@@ -17,6 +18,7 @@ use crate::observe::top_talkers::{SavedTalkers, TopTalkers};
 use crate::pipeline::response::abandoned::AbandonedRequests;
 use weir_base::clock::Clock;
 use weir_flowcontrol::work_estimator::object_counts::SavedCount;
+use weir_limits::levers::LeverRecord;
 
 /// The version of [`SavedState`]. Another one is ignored.
 const STATE_VERSION: u32 = 1;
@@ -31,6 +33,8 @@ struct SavedState {
     object_counts: Vec<SavedCount>,
     /// Of each worker.
     service_times: Vec<Vec<f32>>,
+    /// [`LeverRecord`]s. Those of a later version are no reason to ignore the rest.
+    levers: Option<Value>,
 }
 
 /// The parts of a running proxy that have learned something.
@@ -38,13 +42,14 @@ struct SavedState {
 pub(crate) struct LearnedState {
     pub(crate) status: Arc<StatusFeed>,
     pub(crate) talkers: Arc<TopTalkers>,
+    pub(crate) levers: Arc<Levers>,
     pub(crate) limiters: Arc<Limiters>,
     /// Of each worker.
     pub(crate) abandoned: Vec<Arc<AbandonedRequests>>,
 }
 
 impl LearnedState {
-    /// The state, for the next process.
+    /// The state, for the next process. From now on levers do not change in this one.
     pub(super) fn save(&self) -> Message {
         let live = self.limiters.flowcontrol();
         let object_counts = live.map(|live| live.controller().save_counts());
@@ -56,6 +61,7 @@ impl LearnedState {
             service_times: workers
                 .map(|worker| worker.service_times().save())
                 .collect(),
+            levers: serde_json::to_value(self.levers.hand_over(Clock.now())).ok(),
         };
         Message::State {
             version: STATE_VERSION,
@@ -76,6 +82,11 @@ impl LearnedState {
             Ok(state) => state,
             Err(why) => return warn!(%why, "the state of the old process cannot be read"),
         };
+        match state.levers.map(serde_json::from_value::<Vec<LeverRecord>>) {
+            Some(Ok(records)) => self.levers.take_over(Clock.now(), records),
+            Some(Err(why)) => warn!(%why, "the levers of the old process cannot be read, and end"),
+            None => {} // it has none
+        }
         self.status.restore_history(&state.history);
         if !self.talkers.restore(Clock.now(), &state.talkers) {
             warn!("the top talkers of the old process cannot be read");
@@ -93,6 +104,11 @@ impl LearnedState {
             object_counts = state.object_counts.len(),
             "the state of the old process is taken over"
         );
+    }
+
+    /// The next process has not taken over.
+    pub(super) fn keep(&self) {
+        self.levers.keep();
     }
 
     /// What requests of this process and of those before it hold.

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::environment::Environment;
+use crate::cli::name_parser::name_parser;
 use crate::cli::process::exit::{exit_with_failure, print_stdout};
-use crate::cli::top::name_parser;
 use crate::control::message::{ControlAnswer, ControlRequest, PullAction, PullRequest, Switch};
 use crate::flag_values::parse_positive_duration;
 use crate::observe::top_talkers::{Dimension, TopTalkersQuery, UsageMeasure, Window};
@@ -38,10 +38,12 @@ pub(crate) struct CtlArgs {
 /// What can be done.
 #[derive(Clone, Debug, Subcommand)]
 enum CtlCommand {
-    /// Reject all requests of a target, at once, also those that wait.
+    /// Reject all requests of a target, at once, also those that wait; with --now, end those in flight.
     Block(BlockArgs),
     /// Let requests pass without any limit, except those of block and limit.
     Bypass(BypassCommand),
+    /// End the connections, watches and tunnels of a target, spread over some time. Its clients connect again, unless they are blocked.
+    Disconnect(DisconnectArgs),
     /// End this weir as by SIGTERM: it is not ready any more, finishes what is under way, and exits. There is no way back.
     Drain(DrainArgs),
     /// Let all limits only count, or enforce all of them, however they are configured.
@@ -63,8 +65,29 @@ enum CtlCommand {
 struct BlockArgs {
     #[command(flatten)]
     target: TargetArgs,
+    /// End requests in flight, watches and tunnels, too. The API server may have executed what they asked for.
+    #[arg(long)]
+    now: bool,
     #[command(flatten)]
     terms: TermArgs,
+    #[command(flatten)]
+    protection: ProtectionArgs,
+}
+
+/// `weir ctl disconnect`.
+#[derive(Args, Clone, Debug)]
+struct DisconnectArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// The time over which the ends are spread, at most 24h.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
+    over: Duration,
+    /// Why, for the log and the status page.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    /// Your name, for the log. weir also logs the user and the process of this command.
+    #[arg(long = "as", value_name = "NAME")]
+    claimed_name: Option<String>,
     #[command(flatten)]
     protection: ProtectionArgs,
 }
@@ -224,14 +247,33 @@ impl CtlCommand {
         match self {
             Self::Block(BlockArgs {
                 target,
+                now,
                 terms,
                 protection,
-            }) => pull(
-                terms,
-                of_target(target, &protection, PullRequest::default()),
-            ),
+            }) => {
+                let block = PullRequest {
+                    now,
+                    ..PullRequest::default()
+                };
+                pull(terms, of_target(target, &protection, block))
+            }
             Self::Bypass(BypassCommand { bypass, terms }) => {
                 pull(terms, of_setting(PullAction::Bypass(bypass)))
+            }
+            Self::Disconnect(DisconnectArgs {
+                target,
+                over,
+                reason,
+                claimed_name,
+                protection,
+            }) => {
+                let terms = TermArgs {
+                    duration: over,
+                    reason,
+                    claimed_name,
+                };
+                let disconnect = of_setting(PullAction::Disconnect);
+                pull(terms, of_target(target, &protection, disconnect))
             }
             Self::Drain(DrainArgs { claimed_name }) => ControlRequest::Drain { claimed_name },
             Self::DryRun(DryRunCommand { dry_run, terms }) => {
@@ -302,38 +344,97 @@ fn pull(terms: TermArgs, action: PullRequest) -> ControlRequest {
     }))
 }
 
-/// Runs the command.
-pub(super) fn run(args: CtlArgs) -> ExitCode {
+/// A line of arguments.
+#[derive(Parser)]
+#[command(name = "weir ctl", no_binary_name = true)]
+struct CtlLine {
+    #[command(flatten)]
+    args: CtlArgs,
+}
+
+/// Runs a command that another one offers, by `socket` or the default paths. Returns what it would print,
+/// a line each. Waits for the answer.
+pub(crate) fn run_line(socket: Option<PathBuf>, arguments: Vec<String>) -> Vec<String> {
+    let parsed = match CtlLine::try_parse_from(arguments) {
+        Ok(line) => line.args,
+        Err(why) => return text_lines(&why.to_string()),
+    };
+    let args = CtlArgs {
+        control_socket: socket,
+        ..parsed
+    };
+    match ask(args) {
+        Ok((text, failures)) => text_lines(&text).into_iter().chain(failures).collect(),
+        Err(why) => vec![why],
+    }
+}
+
+fn text_lines(text: &str) -> Vec<String> {
+    text.lines().map(str::to_owned).collect()
+}
+
+/// The text of the answer, and what has failed.
+///
+/// # Errors
+/// weir does not answer.
+fn ask(args: CtlArgs) -> Result<(String, Vec<String>), String> {
     let paths = match args.control_socket {
         Some(path) => vec![path],
         None => Environment::of_process().control_sockets(),
     };
-    let answer = match client::ask(&paths, &args.command.into_request()) {
-        Ok(answer) => answer,
-        Err(why) => {
-            let _ = exit_with_failure(&why, LoggingFormat::Text); // its code is another
-            return ExitCode::from(NOT_REACHABLE);
-        }
-    };
-    let printed = match output::render(&answer) {
-        text if text.is_empty() => ExitCode::SUCCESS,
-        text => print_stdout(text.as_bytes()),
-    };
-    let mut failures = Vec::new();
-    match answer {
-        ControlAnswer::Error { lines } => failures = lines,
+    let answer = client::ask(&paths, &args.command.into_request())?;
+    let text = output::render(&answer);
+    let failures = match answer {
+        ControlAnswer::Error { lines } => lines,
         ControlAnswer::Undone { unknown, .. } => {
             let line = |id| format!("there is no lever {id}");
-            failures.extend(unknown.into_iter().map(line));
+            unknown.into_iter().map(line).collect()
         }
         ControlAnswer::Draining { .. }
         | ControlAnswer::DryRun { .. }
         | ControlAnswer::Levers { .. }
         | ControlAnswer::Pulled { .. }
-        | ControlAnswer::Talkers(_) => {}
-    }
+        | ControlAnswer::Talkers(_) => Vec::new(),
+    };
+    Ok((text, failures))
+}
+
+/// Runs the command.
+pub(super) fn run(args: CtlArgs) -> ExitCode {
+    let (text, failures) = match ask(args) {
+        Ok(answered) => answered,
+        Err(why) => {
+            let _ = exit_with_failure(&why, LoggingFormat::Text); // its code is another
+            return ExitCode::from(NOT_REACHABLE);
+        }
+    };
+    let printed = match text.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => print_stdout(text.as_bytes()),
+    };
     let failures = failures.iter();
     failures.fold(printed, |_, line| {
         exit_with_failure(line, LoggingFormat::Text)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_weir_top_is_read_as_the_command_line_is() {
+        let line = ["limit", "--user-agent=a b/1", "--qps=12"].map(str::to_owned);
+        let parsed = CtlLine::try_parse_from(line).unwrap();
+        let ControlRequest::Pull(pull) = parsed.args.command.into_request() else {
+            panic!("a limit is a lever");
+        };
+        assert_eq!((pull.action, pull.qps), (PullAction::Limit, Some(12)));
+        assert_eq!(pull.target.to_string(), "user-agent=\"a b/1\"");
+        let nowhere = Some(PathBuf::from("/nonexistent/weir.sock"));
+        let answered = run_line(nowhere.clone(), vec!["undo".to_owned(), "1".to_owned()]);
+        assert!(answered[0].contains("not reachable"), "{answered:?}");
+        let answered = run_line(nowhere, vec!["limit".to_owned(), "--qps=".to_owned()]);
+        assert!(answered.join(" ").contains("--qps"), "{answered:?}");
+    }
 }

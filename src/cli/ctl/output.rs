@@ -31,7 +31,7 @@ pub(super) fn render(answer: &ControlAnswer) -> String {
             text + &lines(notes)
         }
         ControlAnswer::Talkers(report) => render_talkers(report),
-        ControlAnswer::Undone { levers, .. } => {
+        ControlAnswer::Undone { levers, notes, .. } => {
             let line = |lever: &LeverSnapshot| {
                 let (id, rejected) = (lever.id, lever.rejected);
                 let rejected = match lever.value {
@@ -43,7 +43,7 @@ pub(super) fn render(answer: &ControlAnswer) -> String {
                     escape(&lever.summary())
                 )
             };
-            levers.iter().map(line).collect()
+            levers.iter().map(line).collect::<String>() + &lines(notes)
         }
     }
 }

@@ -84,6 +84,7 @@ impl HandoverTask {
                     return;
                 }
                 Err(why) => {
+                    self.parts.keep();
                     self.parts.metrics.record_failure();
                     error!("no hand-over: {why}; this process keeps serving");
                     self.notifier

@@ -1,11 +1,14 @@
 //! `weir top`: the status page in a terminal, for example on a bastion host.
 //!
+//! Levers are set and ended by a [dialog](lever_dialog), which asks the control socket of this machine.
+//!
 //! The state ([`model`]), the rows that are displayed ([`view_model`], [`view_options`]) and their
 //! drawing ([`view`]) are independent of the connection to weir ([`client`]) and of the terminal.
 //! The terminal is restored however the command ends.
 
 pub(crate) mod client;
 pub(crate) mod format;
+pub(crate) mod lever_dialog;
 pub(crate) mod model;
 mod panels;
 pub(crate) mod view;
@@ -13,17 +16,19 @@ pub(crate) mod view_model;
 pub(crate) mod view_options;
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::{io, thread};
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event;
 use ratatui::crossterm::event::Event;
 use tokio::sync::{mpsc, watch};
 
+use crate::cli::ctl;
 use crate::cli::flags::LoggingFormat;
+use crate::cli::name_parser::name_parser;
 use crate::cli::process::exit::{exit_with_failure, exit_with_usage_error};
 use crate::cli::process::signals;
 use crate::cli::top::client::AdminUrl;
@@ -62,21 +67,13 @@ pub(crate) struct ViewArgs {
 pub(crate) struct TopArgs {
     #[command(flatten)]
     view: ViewArgs,
+    /// weir's --control-socket, for the keys that set and end levers; by default the first of its default paths at which a weir answers.
+    #[arg(long, value_name = "FILE")]
+    control_socket: Option<PathBuf>,
 }
 
 fn parse_replica(text: &str) -> Result<String, String> {
     check_name(text).map(|()| text.to_owned())
-}
-
-/// Parses one of `all` by its name, as `/debug/top_talkers` does.
-pub(crate) fn name_parser<T: Copy + Send + Sync + 'static, const N: usize>(
-    all: [T; N],
-    name: fn(T) -> &'static str,
-) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(all.map(name)).try_map(move |text| {
-        let found = all.into_iter().find(|value| name(*value) == text);
-        found.ok_or("there is no such thing")
-    })
 }
 
 impl ViewArgs {
@@ -108,7 +105,7 @@ pub(super) fn run(args: TopArgs) -> ExitCode {
             LoggingFormat::Text,
         );
     }
-    let result = runtime.block_on(run_live(args.view));
+    let result = runtime.block_on(run_live(args));
     // The thread that reads keys is blocked in a read: do not wait for it.
     runtime.shutdown_background();
     match result {
@@ -117,7 +114,7 @@ pub(super) fn run(args: TopArgs) -> ExitCode {
     }
 }
 
-async fn run_live(args: ViewArgs) -> io::Result<()> {
+async fn run_live(args: TopArgs) -> io::Result<()> {
     // Also sets a hook that restores the terminal before a panic is printed.
     let mut terminal = ratatui::try_init()?;
     let result = event_loop(&mut terminal, args).await;
@@ -125,8 +122,13 @@ async fn run_live(args: ViewArgs) -> io::Result<()> {
     result
 }
 
-async fn event_loop(terminal: &mut DefaultTerminal, args: ViewArgs) -> io::Result<()> {
+async fn event_loop(terminal: &mut DefaultTerminal, args: TopArgs) -> io::Result<()> {
+    let TopArgs {
+        view: args,
+        control_socket,
+    } = args;
     let address = args.admin.to_string();
+    let (answer_sender, mut answers) = mpsc::channel(CHANNEL_CAPACITY);
     let mut model = TopModel::new(args.options());
     let (update_sender, mut updates) = mpsc::channel(CHANNEL_CAPACITY);
     let (key_sender, mut keys) = mpsc::channel(CHANNEL_CAPACITY);
@@ -147,10 +149,19 @@ async fn event_loop(terminal: &mut DefaultTerminal, args: ViewArgs) -> io::Resul
         model.options.clamp_scroll_offsets(max_offsets);
         tokio::select! {
             Some(update) = updates.recv() => model.handle_update(update),
+            Some(answer) = answers.recv() => model.handle_answer(answer),
             event = keys.recv() => match event {
                 Some(Event::Key(key)) => {
-                    if model.handle_key(key) == KeyOutcome::Quit {
-                        return Ok(());
+                    match model.handle_key(key) {
+                        KeyOutcome::Quit => return Ok(()),
+                        KeyOutcome::Redraw => {}
+                        KeyOutcome::Send(arguments) => {
+                            let (socket, sender) = (control_socket.clone(), answer_sender.clone());
+                            tokio::task::spawn_blocking(move || {
+                                let answer = ctl::run_line(socket, arguments);
+                                let _ = sender.blocking_send(answer); // top may have ended
+                            });
+                        }
                     }
                     let replica = model.options.chosen_replica();
                     chosen.send_if_modified(|chosen| {

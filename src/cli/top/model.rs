@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use crate::cli::top::view_model::ViewModel;
+use crate::cli::top::lever_dialog::{DialogOutcome, LeverDialog, LeverDialogKind};
+use crate::cli::top::view_model::{ViewModel, talker_rows};
 use crate::cli::top::view_options::ViewOptions;
 use crate::observe::status::history::{HistoryRing, ROW_SECONDS};
 use crate::observe::status::snapshot::{StatusHistory, StatusSnapshot};
@@ -28,12 +29,14 @@ pub(crate) enum StatusUpdate {
 }
 
 /// The action after a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyOutcome {
     /// Continue.
     Redraw,
     /// End the program.
     Quit,
+    /// Run `weir ctl` with these arguments.
+    Send(Vec<String>),
 }
 
 /// The state of the program.
@@ -43,6 +46,8 @@ pub(crate) struct TopModel {
     pub(crate) options: ViewOptions,
     /// The data that is displayed.
     pub(crate) view_model: ViewModel,
+    /// The dialog that is open.
+    pub(crate) dialog: Option<LeverDialog>,
     /// Why the connection is lost, if it is.
     pub(crate) disconnect_reason: Option<String>,
     snapshots: VecDeque<StatusSnapshot>,
@@ -129,6 +134,16 @@ impl TopModel {
             self.options.handle_filter_key(key.code);
             return KeyOutcome::Redraw;
         }
+        if let Some(dialog) = &mut self.dialog {
+            return match dialog.handle_key(key.code) {
+                DialogOutcome::Stay => KeyOutcome::Redraw,
+                DialogOutcome::Send(arguments) => KeyOutcome::Send(arguments),
+                DialogOutcome::Close => {
+                    self.dialog = None;
+                    KeyOutcome::Redraw
+                }
+            };
+        }
         if std::mem::take(&mut self.options.help) {
             return KeyOutcome::Redraw; // any key closes it
         }
@@ -146,9 +161,34 @@ impl TopModel {
             self.options.pick_next_replica(names);
             return KeyOutcome::Redraw;
         }
+        if let KeyCode::Char(key @ ('x' | 'l' | 'u')) = key.code {
+            self.dialog = self.open_dialog(key);
+            return KeyOutcome::Redraw;
+        }
         let panels = self.view_model.panels(&self.options);
         self.options.handle_key(key.code, &panels);
         KeyOutcome::Redraw
+    }
+
+    /// The dialog of a key: about the talkers as they are shown, or about the levers in force.
+    fn open_dialog(&self, key: char) -> Option<LeverDialog> {
+        let (now, _) = self.view_model.now.as_ref()?;
+        let kind = match key {
+            'x' => LeverDialogKind::Block,
+            'l' => LeverDialogKind::Limit,
+            _ => return LeverDialog::of_levers(now),
+        };
+        let list = self.view_model.talker_list(&self.options)?;
+        let rows = talker_rows(list, &self.options).into_iter();
+        let visible = rows.skip(self.options.scroll_offsets.talkers);
+        LeverDialog::of_talkers(kind, self.options.by, visible)
+    }
+
+    /// Shows what weir has answered to a command.
+    pub(crate) fn handle_answer(&mut self, lines: Vec<String>) {
+        if let Some(dialog) = &mut self.dialog {
+            dialog.answer = Some(lines);
+        }
     }
 
     fn toggle_frozen(&mut self) {

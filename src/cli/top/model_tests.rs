@@ -7,6 +7,7 @@ use crate::observe::status::snapshot::{
     LevelStatus, ReplicaViewStatus, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
 };
 use weir_kubernetes::numeric::to_f64;
+use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
 
 fn snapshot(second: u64, levels: &[(&str, u64, u64)]) -> StatusSnapshot {
@@ -335,4 +336,85 @@ fn totals_of_a_replica_that_comes_back_are_no_growth() {
     }
     let (rate, _) = add(26, 1_000_150, &["one", "two"]);
     assert_eq!(rate, 50.0);
+}
+
+/// A model with talkers and a lever.
+fn model_with_talkers() -> TopModel {
+    let mut model = model();
+    let mut last = snapshot(4, &[]);
+    let talker = |name: &str, requests| TalkerStatus {
+        name: name.to_owned(),
+        requests,
+        ..TalkerStatus::default()
+    };
+    let rows = vec![talker("alice", 90), talker("bob", 5)];
+    let list = |by: &str| TopTalkersStatus {
+        by: by.to_owned(),
+        window_seconds: 60,
+        requests: 95,
+        rows: rows.clone(),
+    };
+    last.talkers = ["user", "userAgent", "flow"].map(list).to_vec();
+    let lever = |id, replica: &str| LeverSnapshot {
+        id,
+        action: "block".to_owned(),
+        target: "user=carol".to_owned(),
+        replica: Some(replica.to_owned()),
+        ..LeverSnapshot::default()
+    };
+    last.levers = vec![lever(7, "one"), lever(7, "two"), lever(9, "one")];
+    model.handle_update(StatusUpdate::Snapshot(Box::new(last)));
+    model
+}
+
+fn sent(arguments: &[&str]) -> KeyOutcome {
+    KeyOutcome::Send(arguments.iter().map(|one| (*one).to_owned()).collect())
+}
+
+#[test]
+fn keys_block_and_limit_a_talker_and_end_a_lever_once_they_are_confirmed() {
+    let mut model = model_with_talkers();
+    assert_eq!(press(&mut model, "x"), KeyOutcome::Redraw);
+    assert_eq!(press(&mut model, "\n"), sent(&["block", "--user=alice"]));
+    assert_eq!(press(&mut model, "\nxq"), KeyOutcome::Redraw, "one answer");
+    model.handle_answer(vec!["lever 1 is in force".to_owned()]);
+    assert!(model.dialog.is_some());
+    press(&mut model, "x");
+    assert!(model.dialog.is_none(), "any key goes on");
+
+    press(&mut model, "b"); // by user agent
+    press(&mut model, "l");
+    model.handle_key(KeyEvent::new(KeyCode::Backspace, KeyModifiers::NONE));
+    let limited = sent(&["limit", "--user-agent=bob", "--qps=125"]);
+    assert_eq!(press(&mut model, "25jjjk j\n"), limited);
+    press(&mut model, "x");
+    model.handle_key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
+    assert!(model.dialog.is_none());
+
+    press(&mut model, "u");
+    let choices = model.dialog.as_ref().unwrap().choices.len();
+    assert_eq!(choices, 2, "one for each lever, and not for each replica");
+    assert_eq!(press(&mut model, "j\n"), sent(&["undo", "9"]));
+}
+
+#[test]
+fn a_dialog_keeps_the_talker_that_was_meant_when_rows_change_their_places() {
+    let mut model = model_with_talkers();
+    press(&mut model, "x");
+    let mut next = snapshot(9, &[]);
+    next.talkers = vec![TopTalkersStatus {
+        by: "user".to_owned(),
+        window_seconds: 60,
+        requests: 100,
+        rows: vec![TalkerStatus {
+            name: "innocent".to_owned(),
+            requests: 100,
+            ..TalkerStatus::default()
+        }],
+    }];
+    model.handle_update(StatusUpdate::Snapshot(Box::new(next)));
+    assert_eq!(press(&mut model, "\n"), sent(&["block", "--user=alice"]));
+    let mut empty = TopModel::default();
+    press(&mut empty, "xlu");
+    assert!(empty.dialog.is_none(), "there is nothing to choose from");
 }

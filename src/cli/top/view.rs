@@ -1,5 +1,6 @@
 //! Draws a [`TopModel`]. The result depends on the model and on the size of the frame only.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use ratatui::Frame;
@@ -9,6 +10,7 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 
 use crate::cli::top::format::sanitize;
+use crate::cli::top::lever_dialog::{LeverDialog, LeverDialogKind};
 use crate::cli::top::model::TopModel;
 use crate::cli::top::panels::{highlight_sorted, right_aligned};
 use crate::cli::top::view_model::{LevelRow, ViewModel};
@@ -48,6 +50,11 @@ const KEY_HELP: &[(&str, &str)] = &[
     ("w", "talkers over another time"),
     ("t", "sort talkers by the next column"),
     ("p", "pick out the next replica; all of them after the last"),
+    (
+        "x, l",
+        "block or limit a talker, by the control socket of this machine",
+    ),
+    ("u", "end a lever"),
     ("Tab", "scroll levels, limits or talkers"),
     ("arrows, PgUp, PgDn", "scroll; Home, End"),
     ("q, Ctrl-C", "quit"),
@@ -93,6 +100,9 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> Sc
     frame.render_widget(footer_line(model), footer);
     if model.options.help {
         draw_help(frame, area);
+    }
+    if let Some(dialog) = &model.dialog {
+        draw_dialog(frame, area, dialog);
     }
     max_offsets
 }
@@ -424,9 +434,65 @@ fn footer_line(model: &TopModel) -> Line<'static> {
         filter => format!("  [filter: {}]", sanitize(filter)),
     };
     Line::from(format!(
-        "s t sort  / filter  space freeze  b by  w window  {replica}Tab scroll  ? help  q quit{filter}"
+        "s t sort  / filter  space freeze  b w by  x l u ctl  {replica}Tab scroll  ? help  q quit{filter}"
     ))
     .dim()
+}
+
+/// An argument as a shell takes it.
+fn quote(argument: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=:/.,@%+".contains(c);
+    match argument.chars().all(is_plain) {
+        true => argument.into(),
+        false => format!("'{}'", argument.replace('\'', r"'\''")).into(),
+    }
+}
+
+/// Lines of a dialog that are not choices.
+const DIALOG_LINES: u16 = 6;
+
+fn draw_dialog(frame: &mut Frame<'_>, area: Rect, dialog: &LeverDialog) {
+    let (title, keys) = match (dialog.kind, &dialog.answer) {
+        (_, Some(answer)) if answer.is_empty() => (" weir ctl ", "waiting for weir"),
+        (_, Some(_)) => (" weir ctl ", "any key goes on"),
+        (LeverDialogKind::Limit, None) => (
+            " limit ",
+            "arrows choose  digits: requests/s  Enter sets it  Esc",
+        ),
+        (LeverDialogKind::Block, None) => (" block ", "arrows choose  Enter sets it  Esc"),
+        (LeverDialogKind::Undo, None) => (" end a lever ", "arrows choose  Enter ends it  Esc"),
+    };
+    let most = usize::from(area.height.saturating_sub(DIALOG_LINES)).clamp(1, 10);
+    let mut lines = Vec::new();
+    match &dialog.answer {
+        Some(answer) => lines.extend(
+            answer
+                .iter()
+                .map(|line| Line::from(format!(" {}", sanitize(line)))),
+        ),
+        None => {
+            let first = (dialog.chosen + 1).saturating_sub(most);
+            let shown = dialog.choices.iter().enumerate().skip(first).take(most);
+            lines.extend(shown.map(|(at, choice)| {
+                let line = Line::from(format!(" {}", sanitize(&choice.label)));
+                match at == dialog.chosen {
+                    true => line.reversed(),
+                    false => line,
+                }
+            }));
+        }
+    }
+    let arguments = dialog.arguments();
+    let quoted: Vec<_> = arguments.iter().map(|one| quote(one)).collect();
+    let command = quoted.join(" ");
+    lines.push(Line::from(""));
+    lines.push(Line::from(format!(" weir ctl {}", sanitize(&command))).bold());
+    lines.push(Line::from(format!(" {keys}")).dim());
+    let height = saturating_u16(lines.len() + 2).min(area.height);
+    let area = area.centered(Constraint::Length(100), Constraint::Length(height));
+    frame.render_widget(Clear, area);
+    let block = Block::bordered().title(title);
+    frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
 fn draw_help(frame: &mut Frame<'_>, area: Rect) {

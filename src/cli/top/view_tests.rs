@@ -394,7 +394,7 @@ fn the_shown_replicas_are_named_and_so_are_those_that_are_missing() {
         model.handle_update(StatusUpdate::Snapshot(Box::new(now)));
         let lines = render_lines(&model, 120, 30);
         assert!(
-            lines[29].contains("w window  p replica  Tab"),
+            lines[29].contains("x l u ctl  p replica  Tab"),
             "{}",
             lines[29]
         );
@@ -436,6 +436,26 @@ fn levers_in_force_are_lines_of_the_header() {
     let line = lines.iter().find(|line| line.starts_with(expected));
     assert!(
         line.is_some_and(|line| line.contains("storm")),
+        "{lines:#?}"
+    );
+}
+
+#[test]
+fn a_dialog_shows_the_command_that_blocks_the_chosen_talker() {
+    let mut model = model(3);
+    press(&mut model, 'x');
+    press(&mut model, 'j');
+    let lines = render_lines(&model, 120, 30);
+    let has = |text: &str| lines.iter().any(|line| line.contains(text));
+    assert!(has(" alice") && has("Enter sets it"), "{lines:#?}");
+    let command = r"weir ctl block '--user=bob\x1b[31m'";
+    assert!(has(command), "escaped and quoted: {lines:#?}");
+    model.handle_key(KeyEvent::new(KeyCode::Enter, KeyModifiers::NONE));
+    model.handle_answer(vec!["lever 1 is in force".to_owned()]);
+    let lines = render_lines(&model, 120, 30);
+    let has = |text: &str| lines.iter().any(|line| line.contains(text));
+    assert!(
+        has("lever 1 is in force") && has("any key goes on"),
         "{lines:#?}"
     );
 }

@@ -1,53 +1,96 @@
-//! The audit event of what an operator does by `weir ctl`. Pure.
+//! The audit event of what an operator does by `weir ctl`, and of what follows from it. Pure.
 //!
 //! It has the fields of a request's event: a path that names the lever, and a user that names the
-//! control socket. No policy leaves it out: it is no request of a client.
+//! control socket, another replica, or the time. No policy leaves it out: it is no request of a
+//! client, and `weir replay` leaves it out by its user and path.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use http::StatusCode;
 use jiff::Timestamp;
 
+use crate::limits::levers::{LeverChange, LeverChangeKind, Operator};
 use crate::observe::audit::event::{AuditEvent, AuditUser, ResponseStatus, format_micro_time};
 use crate::observe::audit::policy::{AuditLevel, AuditStage};
 use crate::pipeline::trace::audit_id::new_audit_id;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use weir_kubernetes::encoding::go_text;
 
-/// The user of these events. Only weir's own user and root can open the socket.
-const USER: &str = "weir:control-socket";
+/// The user of what an operator does. Only weir's own user and root can open the socket.
+const OPERATOR: &str = "weir:control-socket";
 
-/// What an operator has done.
+/// The user of what another replica has sent.
+const REPLICA: &str = "weir:replica";
+
+/// The user of what ends by itself.
+const TIME: &str = "weir:time";
+
+/// What has happened to a lever, or to this process.
 #[derive(Clone, Debug)]
 pub(crate) struct LeverEvent {
     /// `create` or `delete`.
-    pub(crate) verb: &'static str,
-    /// The lever's.
-    pub(crate) id: u64,
-    /// What it does and to what.
-    pub(crate) lever: String,
-    /// The time until its end.
-    pub(crate) remaining: String,
-    /// Why; may be empty.
-    pub(crate) reason: String,
-    /// Of the control socket's peer.
-    pub(crate) uid: Option<u32>,
-    /// Likewise.
-    pub(crate) pid: Option<i32>,
-    /// The name that the operator claims.
-    pub(crate) claimed_name: Option<String>,
-    /// When.
-    pub(crate) at: Timestamp,
+    verb: &'static str,
+    path: String,
+    user: &'static str,
+    by: Operator,
+    annotations: Vec<(&'static str, String)>,
+    at: Timestamp,
 }
 
 impl LeverEvent {
+    /// The event of a change.
+    #[must_use]
+    pub(crate) fn of_change(change: &LeverChange<'_>, now: Instant, at: Timestamp) -> Self {
+        let lever = change.lever.snapshot(now);
+        let (verb, end) = match change.kind {
+            LeverChangeKind::Pulled => ("create", ""),
+            LeverChangeKind::Ended => ("delete", "in time"),
+            LeverChangeKind::Replaced => ("delete", "replaced"),
+            LeverChangeKind::Undone => ("delete", "undone"),
+        };
+        let user = match (change.kind, &change.by.replica) {
+            (LeverChangeKind::Ended, _) => TIME,
+            (_, Some(_)) => REPLICA,
+            (_, None) => OPERATOR,
+        };
+        Self {
+            verb,
+            path: format!("/weir/levers/{}", lever.id),
+            user,
+            by: change.by.clone(),
+            annotations: vec![
+                ("weir/lever", lever.summary()),
+                ("weir/remaining", lever.remaining()),
+                ("weir/reason", lever.reason),
+                ("weir/pulled-by", lever.pulled_by),
+                ("weir/end", end.to_owned()),
+            ],
+            at,
+        }
+    }
+
+    /// The event of `weir ctl drain`.
+    #[must_use]
+    pub(crate) fn of_drain(by: &Operator, at: Timestamp) -> Self {
+        Self {
+            verb: "create",
+            path: "/weir/drain".to_owned(),
+            user: OPERATOR,
+            by: by.clone(),
+            annotations: Vec::new(),
+            at,
+        }
+    }
+
     /// Appends the event as a line.
     pub(super) fn append(&self, lines: &mut Vec<u8>) {
         let extra: Vec<(&str, [String; 1])> = [
-            ("weir/uid", self.uid.map(|uid| uid.to_string())),
-            ("weir/pid", self.pid.map(|pid| pid.to_string())),
-            ("weir/claimed-name", self.claimed_name.clone()),
+            ("weir/uid", self.by.uid.map(|uid| uid.to_string())),
+            ("weir/pid", self.by.pid.map(|pid| pid.to_string())),
+            ("weir/claimed-name", self.by.claimed_name.clone()),
+            ("weir/replica", self.by.replica.clone()),
         ]
         .into_iter()
         .filter_map(|(key, value)| Some((key, [value?])))
@@ -63,10 +106,10 @@ impl LeverEvent {
             level: AuditLevel::Metadata.name(),
             audit_id: go_text::lossy(id.as_bytes()),
             stage: AuditStage::ResponseComplete.name(),
-            request_uri: format!("/weir/levers/{}", self.id).into(),
+            request_uri: self.path.as_str().into(),
             verb: self.verb,
             user: AuditUser {
-                username: USER,
+                username: self.user,
                 extra: extra
                     .iter()
                     .map(|(key, value)| (*key, value.as_slice()))
@@ -89,20 +132,17 @@ impl LeverEvent {
     }
 
     fn annotations(&self) -> BTreeMap<&'static str, Cow<'_, str>> {
-        let all = [
-            ("weir/lever", &self.lever),
-            ("weir/remaining", &self.remaining),
-            ("weir/reason", &self.reason),
-        ];
-        let given = all.into_iter().filter(|(_, text)| !text.is_empty());
+        let given = self.annotations.iter().filter(|(_, text)| !text.is_empty());
         given
-            .map(|(key, text)| (key, text.as_str().into()))
+            .map(|(key, text)| (*key, text.as_str().into()))
             .collect()
     }
 
     /// The bytes that it takes while it is not written.
     pub(super) fn size_bytes(&self) -> usize {
-        let claimed = self.claimed_name.as_ref().map_or(0, String::len);
-        size_of::<Self>() + self.lever.len() + self.remaining.len() + self.reason.len() + claimed
+        let names = [&self.by.claimed_name, &self.by.replica];
+        let names = names.into_iter().flatten().map(String::len);
+        let texts = self.annotations.iter().map(|(_, text)| text.len());
+        size_of::<Self>() + self.path.len() + texts.chain(names).sum::<usize>()
     }
 }

@@ -39,6 +39,8 @@ pub struct Peer {
     pub trust: TrustObserver<ClientTrust>,
     /// The user of requests whose tokens nothing verifies, created with the first of them.
     pub unverified_user: OnceLock<Arc<UserInfo>>,
+    /// The number of the latest lever when it began.
+    pub levers_at_start: u64,
     /// The `Retry-After` times that were sent on the connection.
     pub hold_state: HoldState,
     /// Slots for draining the bodies of rejected requests.

@@ -27,6 +27,8 @@ pub(crate) struct RequestCount {
     last_immediate: AtomicBool,
     write_pending: AtomicBool,
     reset_limiter: Option<ResetLimiter>,
+    /// Whether the connection is to end once its requests have.
+    go_away: Notify,
     unread: Arc<UnreadConnection>,
 }
 
@@ -51,6 +53,19 @@ impl RequestCount {
             Some(limiter) => limiter.exceeded.notified().await,
             None => std::future::pending().await,
         }
+    }
+
+    /// Completes when the connection is to end once its requests have.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn going_away(&self) {
+        self.go_away.notified().await;
+    }
+
+    /// Has the connection end once its requests have.
+    pub(crate) fn go_away(&self) {
+        self.go_away.notify_one();
     }
 
     fn record_reset(&self, now: Instant) {
@@ -135,6 +150,10 @@ impl ResetLimiter {
     }
 }
 
+/// Marks a response with which its connection is to end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CloseConnection;
+
 /// A request that is active until this is dropped. If it has no complete response then, the client
 /// has reset the stream: every end on weir's side (an error, a deadline, a stopped watch) passes
 /// through the response body, which disarms the guard.
@@ -145,6 +164,11 @@ pub(crate) struct ActiveRequest {
 }
 
 impl ActiveRequest {
+    /// Has its connection end once its requests have.
+    pub(crate) fn go_away(&self) {
+        self.requests.go_away();
+    }
+
     /// What the client of its connection has not read.
     pub(crate) fn unread(&self) -> &Arc<UnreadConnection> {
         self.requests.unread()

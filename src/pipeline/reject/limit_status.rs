@@ -98,7 +98,7 @@ fn lever_rejection(rejected: &LeverRejection) -> (&'static str, String) {
             format!("an operator blocks such requests in weir{because}; please try again later"),
         ),
         // A setting rejects nothing.
-        LeverAction::Limit { .. } | LeverAction::Set(_) => (
+        LeverAction::Disconnect | LeverAction::Limit { .. } | LeverAction::Set(_) => (
             "weir/lever-limit",
             format!(
                 "too many requests: an operator limits such requests in weir{because}; please try again later"

@@ -8,6 +8,7 @@
 //! reads the request's body; [`body_drain`](crate::pipeline::reject::body_drain) does.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -57,6 +58,8 @@ pub(crate) enum RequestRejection {
     Body(BodyReadError),
     /// `CONNECT`, which weir does not proxy.
     Connect,
+    /// A lever has ended the request while the API server worked on it. Why; may be empty.
+    Ended(Arc<str>),
     /// The upstream did not respond.
     Forward(ForwardError),
     /// Go's server would respond before any handler.
@@ -199,7 +202,7 @@ impl RequestRejection {
             Self::Impersonation(ImpersonationError::Undecided) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Impersonation(ImpersonationError::Invalid(_)) => StatusCode::BAD_REQUEST,
             Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Ended(_) | Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::NoFrontProxyCertificate | Self::Unauthenticated(_) | Self::UnencodableUser(_) => {
                 StatusCode::UNAUTHORIZED
             }
@@ -209,7 +212,7 @@ impl RequestRejection {
     /// Whether a limit or the request's deadline is the reason: kube-apiserver's "terminations".
     #[must_use]
     pub(crate) const fn is_termination(&self) -> bool {
-        self.limit().is_some() || matches!(self, Self::Timeout(_))
+        self.limit().is_some() || matches!(self, Self::Ended(_) | Self::Timeout(_))
     }
 
     /// Whether the client ended the request, so that no response is received.
@@ -235,6 +238,7 @@ impl RequestRejection {
             Self::BadRequest(_)
             | Self::Body(_)
             | Self::Connect
+            | Self::Ended(_)
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
             | Self::HeadersTooLong
@@ -299,6 +303,7 @@ impl RequestRejection {
             | Self::Unauthenticated(_)
             | Self::UnencodableUser(_) => true,
             Self::Body(_)
+            | Self::Ended(_)
             | Self::Forward(_)
             | Self::HeadBudgetExhausted
             | Self::Limit(_)
@@ -336,6 +341,7 @@ impl RequestRejection {
             Self::BadRequest(_)
             | Self::Body(_)
             | Self::Connect
+            | Self::Ended(_)
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
             | Self::HeadersTooLong
@@ -384,6 +390,12 @@ impl RequestRejection {
                 "MethodNotAllowed",
                 "weir/connect",
                 "CONNECT is not supported: use a GET or POST with an Upgrade header".to_owned(),
+            ),
+            // A retry may find that it was executed.
+            Self::Ended(why) => (
+                "Timeout",
+                "weir/blocked",
+                format!("an operator has ended this request (weir ctl): {why}"),
             ),
             Self::Forward(error) => upstream_failure(error),
             Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message()),

@@ -20,7 +20,9 @@ use arc_swap::ArcSwap;
 use prometheus::IntCounter;
 use slab::Slab;
 
+use crate::pipeline::trace::lever_subject::{LeverEnd, LeverSubject};
 use weir_base::metrics::Registry;
+use weir_limits::levers::Lever;
 use weir_limits::throttling::minimum_rate::{MinimumRate, RateMeter};
 
 /// The interval of the checks: how long after its deadline an entry may expire.
@@ -39,6 +41,14 @@ pub(crate) trait Expire: Send + Sync {
 
     /// Reads the response ahead of its client, which is slow.
     fn read_ahead(self: Arc<Self>) {}
+
+    /// What levers match, if it is a response or a tunnel.
+    fn lever_subject(&self) -> Option<LeverSubject> {
+        None
+    }
+
+    /// Has its connection end once its requests have.
+    fn go_away(&self) {}
 }
 
 /// The progress of a transfer between a client and weir.
@@ -179,8 +189,17 @@ struct DeadlineEntry {
     meter: Option<RateMeter>,
     /// Whether the last check found a response that may be read ahead waiting for its client.
     is_slow: bool,
+    /// The lever that ends it, unless it is undone before.
+    lever_end: Option<Box<ScheduledEnd>>,
     /// What expires; `None` once it has.
     expirable: Option<Arc<dyn Expire>>,
+}
+
+/// An end by a lever that spreads them.
+struct ScheduledEnd {
+    at: Instant,
+    lever: Arc<Lever>,
+    cuts_off: bool,
 }
 
 /// What a check has found.
@@ -277,6 +296,7 @@ impl Deadlines {
             deadline,
             meter: None,
             is_slow: false,
+            lever_end: None,
             expirable: Some(expirable),
         });
         DeadlineGuard {
@@ -289,7 +309,17 @@ impl Deadlines {
     pub(crate) fn expire(&self, now: Instant) {
         let (mut expired, mut slow_readers, rate) = (Vec::new(), Vec::new(), self.rate());
         let memory_is_scarce = self.memory_is_scarce.load(Ordering::Relaxed);
+        let mut leaving = Vec::new();
         for (_, entry) in self.entries().iter_mut() {
+            if let Some(end) = entry.lever_end.take_if(|end| end.at <= now)
+                && !end.lever.is_undone()
+            {
+                leaving.extend(entry.expirable.clone());
+                if end.cuts_off {
+                    expired.extend(entry.expirable.take().map(|what| (what, None)));
+                    continue;
+                }
+            }
             let slow = match entry.check(rate, now, memory_is_scarce) {
                 EntryState::InTime => continue,
                 EntryState::ReadAhead => {
@@ -306,11 +336,46 @@ impl Deadlines {
         for response in slow_readers {
             response.read_ahead();
         }
+        for what in leaving {
+            what.go_away();
+        }
         for (expirable, slow) in expired {
             if let Some(slow) = slow {
                 self.slow_transfers.count(slow.phase);
             }
             expirable.expire(slow);
+        }
+    }
+
+    /// Ends what new levers are aimed at: now, or at a random moment until the lever ends.
+    pub(crate) fn end_by(&self, levers: &[Arc<Lever>], now: Instant) {
+        let entries: Vec<_> = {
+            let entries = self.entries();
+            let entries = entries.iter();
+            entries
+                .filter_map(|(key, entry)| Some((key, entry.expirable.clone()?)))
+                .collect()
+        };
+        // Not under the lock: what is asked has locks of its own.
+        for (key, expirable) in entries {
+            let Some(subject) = expirable.lever_subject() else {
+                continue;
+            };
+            for lever in levers {
+                match subject.end_by(lever, now, fastrand::f64()) {
+                    None => {}
+                    Some(end) if end.after.is_zero() => expirable.expire(None),
+                    Some(LeverEnd { after, cuts_off }) => {
+                        if let Some(entry) = self.entries().get_mut(key) {
+                            entry.lever_end = Some(Box::new(ScheduledEnd {
+                                at: now + after,
+                                lever: Arc::clone(lever),
+                                cuts_off,
+                            }));
+                        }
+                    }
+                }
+            }
         }
     }
 

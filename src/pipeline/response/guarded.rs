@@ -30,6 +30,7 @@ use crate::pipeline::response::deadlines::{
     TransferPhase,
 };
 use crate::pipeline::response::read_ahead::ReadAhead;
+use crate::pipeline::trace::lever_subject::LeverSubject;
 
 /// What a body holds until its end.
 pub(crate) trait BodyGuard: Send + Unpin + 'static {
@@ -47,6 +48,12 @@ pub(crate) trait BodyGuard: Send + Unpin + 'static {
     fn take_source(&mut self) -> Self::Source;
     /// Memory for reading ahead, if that is allowed.
     fn read_ahead_account(&self) -> Option<ReadAheadAccount>;
+    /// What levers match of the request.
+    fn lever_subject(&self) -> Option<LeverSubject> {
+        None
+    }
+    /// Has the client's connection end once its requests have.
+    fn go_away(&self) {}
     /// The body breaks off: at its deadline, because its client is too `slow`, or because its source
     /// fails.
     fn on_error(&mut self, slow: Option<SlowTransfer>);
@@ -153,6 +160,16 @@ where
             source_ended: self.source_ended.load(Ordering::Relaxed),
             ..Transfer::new(TransferPhase::ResponseBody, bytes, waiting_for_client)
         })
+    }
+
+    fn lever_subject(&self) -> Option<LeverSubject> {
+        self.content().as_ref()?.guard.lever_subject()
+    }
+
+    fn go_away(&self) {
+        if let Some(content) = self.content().as_ref() {
+            content.guard.go_away();
+        }
     }
 
     fn read_ahead(self: Arc<Self>) {

@@ -24,6 +24,7 @@ use crate::pipeline::response::list_length::ListLength;
 use crate::pipeline::response::response_reader::WorkerMemoryLimit;
 use crate::pipeline::response::watch_init::{InitializationEnd, WatchInitialization};
 use crate::pipeline::trace::Trace;
+use crate::pipeline::trace::lever_subject::LeverSubject;
 use crate::upstream::body::progress::{BodyProgress, BodyState};
 use crate::upstream::requester::SlotHolder;
 use weir_base::clock::Clock;
@@ -188,6 +189,16 @@ impl BodyGuard for Box<ResponseGuard> {
         let (memory, user) = (self.read_ahead.as_ref()?, self.trace.effective_user()?);
         let holder = SlotHolder::User(user.name.clone());
         Some(memory.0.read_ahead_account(holder))
+    }
+
+    fn lever_subject(&self) -> Option<LeverSubject> {
+        self.trace.lever_subject()
+    }
+
+    fn go_away(&self) {
+        if let Some(active) = &self.active_request {
+            active.go_away();
+        }
     }
 
     fn on_error(&mut self, slow: Option<SlowTransfer>) {

@@ -13,6 +13,7 @@ use crate::pipeline::response::deadlines::{
     Deadlines, Expire, SlowTransfer, Transfer, TransferPhase,
 };
 use crate::pipeline::response::in_flight::ResponseGuard;
+use crate::pipeline::trace::lever_subject::LeverSubject;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::forward::upgrade;
 use crate::upstream::forward::upgrade::TunnelProgress;
@@ -91,6 +92,7 @@ pub(crate) fn start_tunnel(
     let tunnel = Arc::new(Tunnel {
         progress: TunnelProgress::default(),
         may_pause,
+        subject: guard.trace.lever_subject().map(LeverSubject::of_tunnel),
         slow: OnceLock::new(),
     });
     let expirable: Arc<dyn Expire> = Arc::<Tunnel>::clone(&tunnel);
@@ -121,6 +123,7 @@ pub(crate) fn start_tunnel(
 struct Tunnel {
     progress: TunnelProgress,
     may_pause: bool,
+    subject: Option<LeverSubject>,
     /// Why it has ended, if its client was too slow.
     slow: OnceLock<SlowTransfer>,
 }
@@ -131,6 +134,10 @@ impl Expire for Tunnel {
             let _ = self.slow.set(slow); // the first one counts
         }
         self.progress.shutdown();
+    }
+
+    fn lever_subject(&self) -> Option<LeverSubject> {
+        self.subject.clone()
     }
 
     fn transfer(&self) -> Option<Transfer> {

@@ -6,6 +6,7 @@
 
 pub(crate) mod audit_id;
 pub(crate) mod label_allowlist;
+pub(crate) mod lever_subject;
 pub(crate) mod malformed_metrics;
 pub mod outcome;
 pub mod record;
@@ -26,6 +27,7 @@ use crate::flowcontrol::controller::FlowControlDecision;
 use crate::limits::Permit;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_labels;
+use crate::pipeline::trace::lever_subject::LeverSubject;
 use crate::pipeline::trace::outcome::{HandlerReached, RejectionFacts, is_limit_rejection};
 use crate::pipeline::trace::record::{ArrivalTime, RecordGuard, USUAL_LENGTH};
 use crate::pipeline::trace::request_metrics::{MeasuredBody, RequestEnd};
@@ -125,6 +127,11 @@ impl Trace {
     /// The user that the limits see, once the request is authenticated.
     pub(super) fn effective_user(&self) -> Option<&UserInfo> {
         self.record.as_ref()?.record.effective_user()
+    }
+
+    /// What levers match of the request.
+    pub(super) fn lever_subject(&self) -> Option<LeverSubject> {
+        LeverSubject::of_record(&self.record.as_ref()?.record)
     }
 
     /// The request is authenticated.

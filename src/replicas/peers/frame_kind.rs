@@ -5,9 +5,12 @@
 //! together during an upgrade.
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
+
+use crate::replicas::message::check_name;
+use weir_limits::levers::LeverRecord;
 
 /// The largest frame with a snapshot, in bytes: twenty talkers for each measure of all 18 tables,
 /// and a thousand priority levels.
@@ -19,8 +22,8 @@ const SNAPSHOT_HEAD: &str = r#"{"kind":"snapshot","version":1,"content":"#;
 /// Bytes of a frame with a snapshot that are not its content.
 pub(crate) const SNAPSHOT_FRAME_OVERHEAD: usize = SNAPSHOT_HEAD.len() + 1;
 
-/// The version of snapshots and of requests for them.
-const SNAPSHOT_VERSION: u32 = 1;
+/// The version of frames that have a kind.
+const VERSION: u32 = 1;
 
 /// The frame that asks for a snapshot.
 const SNAPSHOT_REQUEST: &[u8] = br#"{"kind":"snapshot-request","version":1}"#;
@@ -28,9 +31,19 @@ const SNAPSHOT_REQUEST: &[u8] = br#"{"kind":"snapshot-request","version":1}"#;
 /// The frame that asks for a snapshot with the history before it.
 const HISTORY_REQUEST: &[u8] = br#"{"kind":"snapshot-request","version":1,"history":true}"#;
 
+/// The largest frame with a lever, in bytes: 64 values of a target, and JSON around them.
+pub(super) const MAX_LEVER_BYTES: usize = 512 << 10;
+
+/// The longest reason in bytes why a lever is refused.
+const MAX_REFUSAL_BYTES: usize = 1024;
+
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameKind {
+    /// A lever, or its end.
+    Lever,
+    /// Whether a lever is in force there now.
+    LeverAnswer,
     /// What a replica needs and holds.
     Message,
     /// The state of a replica, for the status page.
@@ -71,6 +84,8 @@ impl FrameKind {
             return Ok(Self::Message);
         };
         let known = match kind.as_str() {
+            Some("lever") => Self::Lever,
+            Some("lever-answer") => Self::LeverAnswer,
             Some("snapshot") => Self::Snapshot,
             Some("snapshot-request") => Self::SnapshotRequest {
                 with_history: fields.history == Some(Value::Bool(true)),
@@ -78,7 +93,7 @@ impl FrameKind {
             _ => return Ok(Self::Unknown),
         };
         let version = fields.version.and_then(|version| version.as_u64());
-        Ok(match version == Some(SNAPSHOT_VERSION.into()) {
+        Ok(match version == Some(VERSION.into()) {
             true => known,
             false => Self::Unknown,
         })
@@ -109,10 +124,85 @@ pub(super) fn snapshot_content(frame: &[u8]) -> Result<Bytes, String> {
     Ok(Bytes::copy_from_slice(frame.content.get().as_bytes()))
 }
 
+#[derive(Serialize)]
+struct LeverFrame<'a> {
+    kind: &'static str,
+    version: u32,
+    from: &'a str,
+    record: &'a LeverRecord,
+}
+
+#[derive(Deserialize)]
+struct ReceivedLever {
+    from: String,
+    record: LeverRecord,
+}
+
+#[derive(Serialize)]
+struct LeverAnswerFrame {
+    kind: &'static str,
+    version: u32,
+    refused: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ReceivedAnswer {
+    refused: Option<String>,
+}
+
+/// The frame with a lever of the replica `from`.
+#[must_use]
+pub(super) fn lever_frame(from: &str, record: &LeverRecord) -> Vec<u8> {
+    let frame = LeverFrame {
+        kind: "lever",
+        version: VERSION,
+        from,
+        record,
+    };
+    serde_json::to_vec(&frame).unwrap_or_default() // strings and numbers are always valid
+}
+
+/// The lever in a frame, and the replica that has sent it.
+///
+/// # Errors
+/// The frame has none, or one of a later version.
+pub(super) fn lever_content(frame: &[u8]) -> Result<(String, LeverRecord), String> {
+    let lever: ReceivedLever = serde_json::from_slice(frame).map_err(|why| why.to_string())?;
+    check_name(&lever.from)?;
+    Ok((lever.from, lever.record))
+}
+
+/// The frame that says whether a lever is in force now.
+#[must_use]
+pub(super) fn lever_answer(result: Result<(), String>) -> Vec<u8> {
+    let refused = result.err().map(|mut why| {
+        why.truncate(why.floor_char_boundary(MAX_REFUSAL_BYTES));
+        why
+    });
+    let frame = LeverAnswerFrame {
+        kind: "lever-answer",
+        version: VERSION,
+        refused,
+    };
+    serde_json::to_vec(&frame).unwrap_or_default() // strings and numbers are always valid
+}
+
+/// Why a lever is refused. `None`: it is in force.
+///
+/// # Errors
+/// The frame is no answer.
+pub(super) fn lever_refusal(frame: &[u8]) -> Result<Option<String>, String> {
+    let answer: ReceivedAnswer = serde_json::from_slice(frame).map_err(|why| why.to_string())?;
+    Ok(answer.refused)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::replicas::message::{POOLS, PoolClaim, ReplicaId, ReplicaMessage};
+    use weir_limits::levers::LeverKey;
 
     #[test]
     fn a_message_of_every_version_so_far_is_one() {
@@ -124,10 +214,11 @@ mod tests {
         let message = ReplicaMessage::new(id, 1, claims, [].into(), false, None).to_text();
         assert_eq!(FrameKind::of(message.as_bytes()), Ok(FrameKind::Message));
         // As weir wrote it before there were snapshots.
-        let older = message.replace(r#","snapshots":true"#, "");
+        let older = message.replace(r#","snapshots":true,"levers":true"#, "");
         assert_ne!(older, message);
         assert_eq!(FrameKind::of(older.as_bytes()), Ok(FrameKind::Message));
-        assert!(ReplicaMessage::parse(older.as_bytes()).is_ok_and(|message| !message.snapshots));
+        let older = ReplicaMessage::parse(older.as_bytes()).unwrap();
+        assert!(!older.snapshots && !older.levers);
     }
 
     #[test]
@@ -149,6 +240,31 @@ mod tests {
         for with_history in [false, true] {
             let kind = FrameKind::of(snapshot_request(with_history));
             assert_eq!(kind, Ok(FrameKind::SnapshotRequest { with_history }));
+        }
+    }
+
+    #[test]
+    fn a_lever_and_its_answer_are_read_as_they_were_written() {
+        let key = LeverKey {
+            id: 7,
+            origin: "a1".to_owned(),
+        };
+        let remaining = Duration::from_millis(1500);
+        let record = LeverRecord::Ended { key, remaining };
+        let frame = lever_frame("weir-0", &record);
+        assert_eq!(FrameKind::of(&frame), Ok(FrameKind::Lever));
+        assert_eq!(lever_content(&frame), Ok(("weir-0".to_owned(), record)));
+        let text = String::from_utf8(frame).unwrap();
+        for (from, to) in [("weir-0", "../x"), ("\"ended\"", "\"moved\"")] {
+            let changed = text.replace(from, to);
+            assert_ne!(changed, text);
+            assert!(lever_content(changed.as_bytes()).is_err());
+        }
+        for answer in [Ok(()), Err("a".repeat(MAX_REFUSAL_BYTES))] {
+            let longer = answer.clone().map_err(|why| why + "é");
+            let frame = lever_answer(longer);
+            assert_eq!(FrameKind::of(&frame), Ok(FrameKind::LeverAnswer));
+            assert_eq!(lever_refusal(&frame), Ok(answer.err()));
         }
     }
 

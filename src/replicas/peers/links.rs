@@ -16,6 +16,8 @@ use crate::replicas::message::{MAX_MESSAGE_BYTES, ReplicaMessage};
 use crate::replicas::peers::connect::connect;
 use crate::replicas::peers::frame_kind::FrameKind;
 use crate::replicas::peers::frames::{read_frame, write_frame};
+use crate::replicas::peers::lever_link;
+use crate::replicas::peers::levers::LeverExchange;
 use crate::replicas::peers::snapshot_link;
 use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
@@ -44,11 +46,12 @@ impl Drop for Link {
     }
 }
 
-/// Keeps a connection to each replica whose address is known, and asks them for snapshots. Runs until
-/// it is dropped.
+/// Keeps a connection to each replica whose address is known, asks them for snapshots, and sends them
+/// levers. Runs until it is dropped.
 pub(crate) async fn run(
     state: Arc<ReplicaState>,
     snapshots: Arc<SnapshotExchange>,
+    levers: Arc<LeverExchange>,
     tls: watch::Receiver<Arc<PeerTlsConfigs>>,
 ) {
     let mut addresses = state.addresses.subscribe();
@@ -57,13 +60,17 @@ pub(crate) async fn run(
         let wanted = addresses.borrow_and_update().clone();
         links.retain(|name, link| wanted.get(name) == Some(&link.address));
         snapshots.retain(|name| wanted.contains_key(name));
+        levers.retain(|name| wanted.contains_key(name));
         for (name, address) in wanted {
             links.entry(name).or_insert_with_key(|name| {
                 let messages = run_link(Arc::clone(&state), name.clone(), address, tls.clone());
-                let (state, exchange) = (Arc::clone(&state), Arc::clone(&snapshots));
+                let (of_snapshots, exchange) = (Arc::clone(&state), Arc::clone(&snapshots));
                 let requests =
-                    snapshot_link::run(state, exchange, name.clone(), address, tls.clone());
-                let task = tokio::spawn(async { tokio::join!(messages, requests) });
+                    snapshot_link::run(of_snapshots, exchange, name.clone(), address, tls.clone());
+                let (of_levers, exchange) = (Arc::clone(&state), Arc::clone(&levers));
+                let levers =
+                    lever_link::run(of_levers, exchange, name.clone(), address, tls.clone());
+                let task = tokio::spawn(async { tokio::join!(messages, requests, levers) });
                 Link {
                     address,
                     task: task.abort_handle(),

@@ -19,8 +19,11 @@ use tracing::{debug, warn};
 
 use crate::replicas::config::{MAX_CONNECTIONS, MAX_HANDSHAKES, MAX_HANDSHAKES_PER_ADDRESS};
 use crate::replicas::message::{MAX_MESSAGE_BYTES, MAX_REPLICAS, ReplicaMessage};
-use crate::replicas::peers::frame_kind::{FrameKind, MAX_SNAPSHOT_BYTES};
+use crate::replicas::peers::frame_kind::{
+    FrameKind, MAX_LEVER_BYTES, MAX_SNAPSHOT_BYTES, lever_answer, lever_content,
+};
 use crate::replicas::peers::frames::{read_frame, write_frame};
+use crate::replicas::peers::levers::LeverExchange;
 use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;
@@ -28,6 +31,7 @@ use weir_base::clock::Clock;
 use weir_limits::throttling::log_limiter::LogLimiter;
 
 const _: () = assert!(MAX_CONNECTIONS == 4 * MAX_REPLICAS);
+const _: () = assert!(MAX_LEVER_BYTES >= MAX_MESSAGE_BYTES);
 
 /// The least time between two snapshots on a connection. The others ask for one a second.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(500);
@@ -70,6 +74,7 @@ pub(crate) async fn run(
     listener: TcpListener,
     state: Arc<ReplicaState>,
     snapshots: Arc<SnapshotExchange>,
+    levers: Arc<LeverExchange>,
     tls: PeerTlsReceiver,
 ) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -85,7 +90,7 @@ pub(crate) async fn run(
         };
         let places = Arc::clone(&places);
         let (state, tls, log) = (Arc::clone(&state), tls.clone(), Arc::clone(&log));
-        let snapshots = Arc::clone(&snapshots);
+        let (snapshots, levers) = (Arc::clone(&snapshots), Arc::clone(&levers));
         tokio::spawn(async move {
             let served = async {
                 let (stream, tls) = accept(stream, tls).await?;
@@ -93,7 +98,7 @@ pub(crate) async fn run(
                 let Ok(_place) = places.try_acquire() else {
                     return Err("there are too many connections".to_owned());
                 };
-                serve(stream, &state, &snapshots, tls).await
+                serve(stream, &state, &snapshots, &levers, tls).await
             };
             if let Err(why) = served.await
                 && let Some(suppressed) = log.try_log(Clock.now())
@@ -172,12 +177,13 @@ async fn serve(
     mut stream: TlsStream<TcpStream>,
     state: &ReplicaState,
     snapshots: &SnapshotExchange,
+    levers: &LeverExchange,
     mut tls: PeerTlsReceiver,
 ) -> Result<(), String> {
     let mut next_snapshot = Clock.now();
     loop {
         let frame = tokio::select! {
-            frame = timeout(IDLE_TIMEOUT, read_frame(&mut stream, MAX_MESSAGE_BYTES)) => frame,
+            frame = timeout(IDLE_TIMEOUT, read_frame(&mut stream, MAX_LEVER_BYTES)) => frame,
             _ = tls.changed() => return Ok(()),
         };
         let frame = match frame {
@@ -207,7 +213,14 @@ async fn serve(
                 next_snapshot = Clock.now() + SNAPSHOT_PAUSE;
                 (snapshot, MAX_SNAPSHOT_BYTES)
             }
-            FrameKind::Snapshot | FrameKind::Unknown => continue, // of a later version
+            FrameKind::Lever => {
+                let taken = match lever_content(&frame) {
+                    Ok((from, record)) => levers.receive(&from, record).await,
+                    Err(why) => Err(format!("it does not know such a lever: {why}")),
+                };
+                (lever_answer(taken).into(), MAX_MESSAGE_BYTES)
+            }
+            FrameKind::LeverAnswer | FrameKind::Snapshot | FrameKind::Unknown => continue, // of a later version
         };
         let written = timeout(IDLE_TIMEOUT, write_frame(&mut stream, &reply, max)).await;
         if !matches!(written, Ok(Ok(()))) {

@@ -40,7 +40,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -54,7 +53,7 @@ use crate::limits::memory_limit::MemoryLimit;
 use crate::pipeline::Pipeline;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer};
-use crate::pipeline::connection::request_count::RequestCount;
+use crate::pipeline::connection::request_count::{CloseConnection, RequestCount};
 use crate::pipeline::dependencies::WorkerDependencies;
 use crate::pipeline::reject::invalid_head::InvalidHead;
 use crate::pipeline::response::body::Body;
@@ -246,6 +245,7 @@ fn peer(
         certificate,
         trust: context.pipeline.load().trust_observer(),
         unverified_user: OnceLock::new(),
+        levers_at_start: context.pipeline.load().latest_lever(),
         hold_state: HoldState::new(if is_http2(stream) {
             saturating_usize(
                 settings
@@ -331,6 +331,7 @@ async fn serve_http1(
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
             () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
             () = context.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
+            () = requests.going_away() => ClientCloseReason::Drain,
         }
     });
     let mut first = poll_with_rare_event(Pin::new(&mut connection), end).await;
@@ -400,14 +401,14 @@ async fn serve_http2(
     let ClientConnection { peer, context } = &**client;
     let connections = &settings.serving.connections;
     let head_monitor = &monitors.head_monitor;
-    let (go_away, close_stage) = (Arc::new(Notify::new()), context.drain.close_stage());
+    let close_stage = context.drain.close_stage();
     let requests = Arc::new(RequestCount::with_reset_limit(
         connections.http2_max_resets_per_second,
         Clock.now(),
     ));
     let service = service_fn(|request| {
         if connections.goaway_chance > 0.0 && fastrand::f64() < connections.goaway_chance {
-            go_away.notify_one();
+            requests.go_away();
         }
         respond(Arc::clone(client), &requests, request).map_ok(|response| {
             response.map(|body| OrderedErrorBody::new(body, ResponseConnection::Http2))
@@ -442,7 +443,7 @@ async fn serve_http2(
             () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
             () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
             () = context.drain.reached(close_stage) => ClientCloseReason::Drain,
-            () = go_away.notified() => ClientCloseReason::Drain,
+            () = requests.going_away() => ClientCloseReason::Drain,
             end = wait_for_http2_violation(peer, monitors, &requests) => end,
         }
     });
@@ -575,6 +576,9 @@ fn respond(
             error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
             pipeline.panic_response()
         });
+        if response.extensions().get::<CloseConnection>().is_some() {
+            active_request.go_away();
+        }
         let mut response = response.map(|body| body.with_end_guard(active_request));
         let closes = http1 && context.drain.is_draining();
         if closes && response.status() != StatusCode::SWITCHING_PROTOCOLS {

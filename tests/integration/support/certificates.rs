@@ -152,6 +152,11 @@ impl TestCa {
         self.issue(&params)
     }
 
+    /// The certificate of a replica, which is a server and a client.
+    pub(crate) fn issue_peer(&self, name: &str) -> IssuedCertificate {
+        self.issue(&CertificateParams::new(vec![name.to_owned()]).unwrap())
+    }
+
     /// A client certificate for the user `name` of `groups`.
     pub(crate) fn issue_client(&self, name: &str, groups: &[&str]) -> IssuedCertificate {
         self.issue(&client_params(name, groups))

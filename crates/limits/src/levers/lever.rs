@@ -9,10 +9,16 @@ use serde::{Deserialize, Serialize};
 use crate::admission_attributes::AdmissionAttributes;
 use crate::levers::protected::ProtectedRequesters;
 use crate::levers::setting::LeverSetting;
-use crate::levers::target::LeverTarget;
+use crate::levers::target::{LeverTarget, MAX_VALUES};
 use crate::rate::clients::enforcer::RequestSource;
 use crate::throttling::token_bucket::{Rate, TokenBucket, retry_after_seconds};
 use weir_kubernetes::numeric::saturating_u64;
+
+/// How long a lever may be in force. What is needed for longer belongs in the configuration.
+pub const MAX_DURATION: Duration = Duration::from_secs(24 * 3600);
+
+/// The longest reason in bytes. Clients see it.
+pub const MAX_REASON_BYTES: usize = 256;
 
 /// The longest `Retry-After`. A lever may be undone, and clients notice within this time.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -21,11 +27,15 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 const IN_FLIGHT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What a lever does: to the requests of its target, or to the limits of all requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum LeverAction {
     /// Rejects all.
     Block,
+    /// Ends the connections that are open, spread over its duration. It rejects nothing.
+    Disconnect,
     /// Admits some of them. Without either limit it admits all.
+    #[serde(rename_all = "camelCase")]
     Limit {
         /// Requests a second, and as many at once; at least 1. One bucket for all of the target.
         qps: Option<u32>,
@@ -38,13 +48,14 @@ pub enum LeverAction {
 
 impl LeverAction {
     /// The labels of all actions.
-    pub const LABELS: [&str; 5] = ["block", "bypass", "dry-run", "limit", "total"];
+    pub const LABELS: [&str; 6] = ["block", "bypass", "disconnect", "dry-run", "limit", "total"];
 
     /// The label of metrics.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
             Self::Block => "block",
+            Self::Disconnect => "disconnect",
             Self::Limit { .. } => "limit",
             Self::Set(LeverSetting::Bypass) => "bypass",
             Self::Set(LeverSetting::DryRun(_)) => "dry-run",
@@ -52,21 +63,43 @@ impl LeverAction {
         }
     }
 
+    /// The requests a second and at a time that it admits, where it limits them.
+    #[must_use]
+    pub const fn limits(self) -> (Option<u32>, Option<u32>) {
+        match self {
+            Self::Block | Self::Disconnect | Self::Set(_) => (None, None),
+            Self::Limit { qps, in_flight } => (qps, in_flight),
+        }
+    }
+
     /// The setting that it overrides, if it overrides one.
     #[must_use]
     pub const fn setting(self) -> Option<LeverSetting> {
         match self {
-            Self::Block | Self::Limit { .. } => None,
+            Self::Block | Self::Disconnect | Self::Limit { .. } => None,
             Self::Set(setting) => Some(setting),
+        }
+    }
+
+    /// Whether it may reject requests.
+    #[must_use]
+    pub const fn may_reject(self) -> bool {
+        match self {
+            Self::Block | Self::Limit { .. } => true,
+            Self::Disconnect | Self::Set(_) => false,
         }
     }
 }
 
-/// A lever, before it is in force.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A lever, before it is in force. Other processes read it: one that does not know all of it
+/// refuses it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LeverSpec {
     /// What it does.
     pub action: LeverAction,
+    /// Whether a block ends requests in flight as well.
+    pub ends_in_flight: bool,
     /// To which requests. Empty for a setting.
     pub target: LeverTarget,
     /// How long.
@@ -79,11 +112,113 @@ pub struct LeverSpec {
     pub spared: Option<ProtectedRequesters>,
 }
 
+impl LeverSpec {
+    /// What is wrong with it, a line each.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut check = |is_right: bool, fault: &dyn Fn() -> String| {
+            if !is_right {
+                faults.push(fault());
+            }
+        };
+        let has_few = self.target.value_count() <= MAX_VALUES;
+        check(has_few, &|| {
+            format!("a target has at most {MAX_VALUES} values")
+        });
+        let is_allowed = !self.duration.is_zero() && self.duration <= MAX_DURATION;
+        check(is_allowed, &|| {
+            "a lever lasts more than 0s and at most 24h0m0s".to_owned()
+        });
+        check(is_line(&self.reason, MAX_REASON_BYTES), &|| {
+            format!("a reason is one line of at most {MAX_REASON_BYTES} bytes")
+        });
+        check(is_line(&self.pulled_by, MAX_REASON_BYTES), &|| {
+            format!("an author is one line of at most {MAX_REASON_BYTES} bytes")
+        });
+        let (qps, in_flight) = self.action.limits();
+        let is_limit = matches!(self.action, LeverAction::Limit { .. });
+        let has_limits = (qps, in_flight) != (None, None) && ![qps, in_flight].contains(&Some(0));
+        check(!is_limit || has_limits, &|| {
+            "a limit has --qps or --inflight of at least 1, or both; block rejects all".to_owned()
+        });
+        if self.action.setting().is_some() {
+            check(self.target.is_empty(), &|| {
+                "a setting has no target".to_owned()
+            });
+        } else {
+            check(!self.target.is_empty(), &|| {
+                "a target names at least one field".to_owned()
+            });
+        }
+        let is_block = self.action == LeverAction::Block;
+        check(is_block || !self.ends_in_flight, &|| {
+            "only a block ends requests in flight".to_owned()
+        });
+        faults
+    }
+}
+
+/// Whether a text is one line of at most `most` bytes.
+fn is_line(text: &str, most: usize) -> bool {
+    text.len() <= most && !text.chars().any(char::is_control)
+}
+
+/// Names a lever among those of all replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeverKey {
+    /// Greater than that of every lever that its process knew. Two replicas may give the same id
+    /// at the same time.
+    pub id: u64,
+    /// The process that has set it.
+    pub origin: String,
+}
+
+/// A process's part of what a limit admits: that of one replica of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitShare {
+    /// The replicas, at least 1.
+    pub replicas: u32,
+    /// The place of this one among them, from 0.
+    pub rank: u32,
+}
+
+impl Default for LimitShare {
+    fn default() -> Self {
+        Self {
+            replicas: 1,
+            rank: 0,
+        }
+    }
+}
+
+impl LimitShare {
+    /// This replica's part of a rate: at least one request at once.
+    fn of_rate(self, qps: u32) -> Rate {
+        let part = f64::from(qps.max(1)) / f64::from(self.replicas.max(1));
+        Rate::from_share(part, part.max(1.0))
+    }
+
+    /// This replica's part of a number of requests. The parts of all add up to it, unless there are
+    /// more replicas: each admits one.
+    #[must_use]
+    pub fn of_in_flight(self, most: u32) -> u32 {
+        let replicas = self.replicas.max(1);
+        let rest = u32::from(self.rank < most % replicas);
+        (most / replicas + rest).max(1)
+    }
+}
+
 /// A lever that is in force.
 #[derive(Debug)]
 pub struct Lever {
-    /// Greater than that of every earlier lever.
+    /// Greater than that of every earlier lever of this process.
     pub id: u64,
+    /// The process that has set it.
+    pub origin: String,
+    /// Counts the levers as they reached this process.
+    pub(super) arrival: u64,
     /// What it does.
     pub spec: LeverSpec,
     /// When it ends.
@@ -174,7 +309,9 @@ impl LeverSnapshot {
 #[derive(Debug)]
 struct LeverState {
     bucket: Option<(Rate, TokenBucket)>,
+    in_flight_limit: Option<u32>,
     counts: LeverCounts,
+    is_undone: bool,
 }
 
 /// The rejection of a request by a lever.
@@ -193,28 +330,67 @@ pub struct LeverRejection {
 }
 
 impl Lever {
-    pub(super) fn new(id: u64, spec: LeverSpec, now: Instant) -> Self {
-        let bucket = match spec.action {
-            LeverAction::Limit { qps: Some(qps), .. } => {
-                let rate = Rate::new(qps.max(1), qps.max(1));
-                Some((rate, TokenBucket::full(&rate, now)))
-            }
-            LeverAction::Block | LeverAction::Limit { .. } | LeverAction::Set(_) => None,
-        };
+    pub(super) fn new(
+        key: LeverKey,
+        arrival: u64,
+        spec: LeverSpec,
+        share: LimitShare,
+        now: Instant,
+    ) -> Self {
+        let (qps, in_flight) = spec.action.limits();
+        let bucket = qps.map(|qps| {
+            let rate = share.of_rate(qps);
+            (rate, TokenBucket::full(&rate, now))
+        });
         Self {
-            id,
+            id: key.id,
+            origin: key.origin,
+            arrival,
             ends_at: now + spec.duration,
             reason: spec.reason.as_str().into(),
             spec,
             state: Mutex::new(LeverState {
                 bucket,
+                in_flight_limit: in_flight.map(|most| share.of_in_flight(most)),
                 counts: LeverCounts {
                     rejected: 0,
                     spared: 0,
                     in_flight: 0,
                 },
+                is_undone: false,
             }),
         }
+    }
+
+    /// Its name among the levers of all replicas.
+    #[must_use]
+    pub fn key(&self) -> LeverKey {
+        LeverKey {
+            id: self.id,
+            origin: self.origin.clone(),
+        }
+    }
+
+    /// Replicas have come or gone.
+    pub(super) fn set_share(&self, now: Instant, share: LimitShare) {
+        let (qps, in_flight) = self.spec.action.limits();
+        let mut state = self.state.lock();
+        state.in_flight_limit = in_flight.map(|most| share.of_in_flight(most));
+        if let (Some(qps), Some((rate, bucket))) = (qps, &mut state.bucket) {
+            bucket.refill(rate, now);
+            *rate = share.of_rate(qps);
+        }
+    }
+
+    /// It is over before its time.
+    pub(super) fn set_undone(&self) {
+        self.state.lock().is_undone = true;
+    }
+
+    /// Whether it was over before its time.
+    #[must_use]
+    pub fn is_undone(&self) -> bool {
+        self.state.lock().is_undone
     }
 
     /// What it has counted so far.
@@ -227,10 +403,7 @@ impl Lever {
     #[must_use]
     pub fn snapshot(&self, now: Instant) -> LeverSnapshot {
         let counts = self.counts();
-        let (qps, in_flight_limit) = match self.spec.action {
-            LeverAction::Block | LeverAction::Set(_) => (None, None),
-            LeverAction::Limit { qps, in_flight } => (qps, in_flight),
-        };
+        let (qps, in_flight_limit) = self.spec.action.limits();
         let setting = self.spec.action.setting();
         LeverSnapshot {
             id: self.id,
@@ -263,8 +436,7 @@ impl Lever {
         source: RequestSource<'_>,
         now: Instant,
     ) -> bool {
-        let is_setting = self.spec.action.setting().is_some();
-        if is_setting || now >= self.ends_at || !self.spec.target.matches(attributes, source) {
+        if !self.spec.action.may_reject() || !self.is_aimed_at(attributes, source, now) {
             return false;
         }
         let spared = self.spec.spared.as_ref();
@@ -273,14 +445,62 @@ impl Lever {
         !is_spared
     }
 
+    fn is_aimed_at(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        source: RequestSource<'_>,
+        now: Instant,
+    ) -> bool {
+        now < self.ends_at && self.spec.target.matches(attributes, source)
+    }
+
+    /// How long a request in flight may still take. `None`: as long as it does. `chance` (0 to 1)
+    /// spreads the ends of many.
+    #[must_use]
+    pub fn ends_in(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        source: RequestSource<'_>,
+        now: Instant,
+        chance: f64,
+    ) -> Option<Duration> {
+        let spread = match self.spec.action {
+            LeverAction::Block if self.spec.ends_in_flight => Duration::ZERO,
+            LeverAction::Disconnect => self.remaining(now),
+            LeverAction::Block | LeverAction::Limit { .. } | LeverAction::Set(_) => return None,
+        };
+        let spared = self.spec.spared.as_ref();
+        let is_spared = || spared.is_some_and(|spared| spared.spares(attributes));
+        let ends = self.is_aimed_at(attributes, source, now) && !is_spared();
+        ends.then(|| spread.mul_f64(chance.clamp(0.0, 1.0)))
+    }
+
+    /// Whether the connection of a request is to end now. Each has its `moment` (0 to 1) in the first
+    /// half of the lever's time: later, it may have no more request.
+    #[must_use]
+    pub fn disconnects(
+        &self,
+        attributes: &AdmissionAttributes<'_>,
+        source: RequestSource<'_>,
+        now: Instant,
+        moment: f64,
+    ) -> bool {
+        if self.spec.action != LeverAction::Disconnect {
+            return false;
+        }
+        let wait = self.spec.duration.mul_f64(moment.clamp(0.0, 1.0) / 2.0);
+        let rest = self.ends_in(attributes, source, now, 1.0);
+        rest.is_some_and(|rest| rest.saturating_add(wait) <= self.spec.duration)
+    }
+
     /// Decides about a request. Returns whether it counts as in flight until
     /// [`release`](Self::release).
     pub(super) fn admit(&self, now: Instant) -> Result<bool, LeverRejection> {
         let mut state = self.state.lock();
         let admitted = match self.spec.action {
             LeverAction::Block => Err(self.remaining(now)),
-            LeverAction::Limit { in_flight, .. } => state.take(in_flight, now),
-            LeverAction::Set(_) => Ok(false),
+            LeverAction::Limit { .. } => state.take(now),
+            LeverAction::Disconnect | LeverAction::Set(_) => Ok(false),
         };
         state.counts.rejected += u64::from(admitted.is_err());
         admitted.map_err(|wait| {
@@ -303,7 +523,8 @@ impl Lever {
 
 impl LeverState {
     /// Takes a token and a place. A request that is rejected takes neither.
-    fn take(&mut self, in_flight: Option<u32>, now: Instant) -> Result<bool, Duration> {
+    fn take(&mut self, now: Instant) -> Result<bool, Duration> {
+        let in_flight = self.in_flight_limit;
         if in_flight.is_some_and(|most| self.counts.in_flight >= most) {
             return Err(IN_FLIGHT_RETRY_AFTER);
         }

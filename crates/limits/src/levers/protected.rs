@@ -1,6 +1,8 @@
 //! The requesters that a cluster cannot be without: the control plane, its nodes, and its
 //! administrators. A lever spares them unless it is forced.
 
+use serde::{Deserialize, Serialize};
+
 use crate::admission_attributes::AdmissionAttributes;
 use crate::levers::target::{LeverTarget, NamePattern};
 use weir_kubernetes::api::UserInfo;
@@ -43,7 +45,8 @@ const WIDE_GROUPS: [(&str, &str); 2] = [
 const PROBE_PATHS: [&[u8]; 3] = [b"/healthz", b"/livez", b"/readyz"];
 
 /// The requesters that levers spare.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct ProtectedRequesters {
     /// weir's own user, if it is known.
     pub own_user: Option<String>,

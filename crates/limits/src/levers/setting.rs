@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::enforcement::EnforcementOverride;
 
 /// A setting, and its value while the lever is in force.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum LeverSetting {
     /// No limit is asked. Levers that block and limit stay.
     Bypass,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    LeverAction, LeverCounts, LeverPermit, LeverRejection, LeverSet, LeverSetting, LeverSettings,
-    LeverSpec, LeverTarget, MAX_DURATION, MAX_LEVERS, ProtectedRequesters, TooManyLevers,
-    TotalOverride, format_seconds,
+    LeverAction, LeverCounts, LeverKey, LeverPermit, LeverRecord, LeverRejection, LeverSet,
+    LeverSetting, LeverSettings, LeverSpec, LeverTarget, LimitShare, MAX_DURATION, MAX_LEVERS,
+    ProtectedRequesters, TooManyLevers, TotalOverride, format_seconds,
 };
 use crate::admission_attributes::AdmissionAttributes;
 use crate::enforcement::EnforcementOverride;
@@ -25,6 +25,7 @@ const fn limit(qps: Option<u32>, in_flight: Option<u32>) -> LeverAction {
 fn spec(action: LeverAction, user: &str, duration: Duration) -> LeverSpec {
     LeverSpec {
         action,
+        ends_in_flight: false,
         target: LeverTarget {
             users: vec![user.parse().unwrap()],
             ..LeverTarget::default()
@@ -80,9 +81,9 @@ fn a_block_rejects_its_target_until_it_ends_or_is_undone() {
 
     let second = levers.pull(end, block).unwrap();
     assert_eq!((second.id, levers.latest()), (2, 2));
-    assert!(levers.undo(1).is_none());
+    assert!(levers.undo(1).is_empty());
     assert!(check(&levers, end, "alice", 2).is_ok(), "checked before");
-    assert_eq!(levers.undo(2).unwrap().id, 2);
+    assert_eq!(levers.undo(2)[0].id, 2);
     assert!(check(&levers, end, "alice", 0).is_ok());
 }
 
@@ -116,7 +117,7 @@ fn requests_in_flight_count_until_their_permits_are_dropped() {
         .unwrap();
     second.extend(check(&levers, now, "alice", lever.id).unwrap());
     assert_eq!(other.counts().in_flight, 1);
-    assert!(levers.undo(lever.id).is_some());
+    assert_eq!(levers.undo(lever.id).len(), 1);
     drop(second);
     assert_eq!((lever.counts().in_flight, other.counts().in_flight), (0, 0));
 }
@@ -253,7 +254,7 @@ fn there_are_a_hundred_levers_at_most_and_none_lasts_longer_than_a_day() {
         assert_eq!(lever.remaining(now), MAX_DURATION);
     }
     assert_eq!(levers.pull(now, long.clone()).unwrap_err(), TooManyLevers);
-    levers.undo(50).unwrap();
+    assert_eq!(levers.undo(50).len(), 1);
     assert_eq!(levers.pull(now, long).unwrap().id, 101);
 }
 
@@ -319,7 +320,7 @@ fn decide(
         }
         let admits = match model.spec.action {
             LeverAction::Block => false,
-            LeverAction::Set(_) => true,
+            LeverAction::Disconnect | LeverAction::Set(_) => true,
             LeverAction::Limit { qps, in_flight } => {
                 in_flight.is_none_or(|most| model.in_flight < most)
                     && qps.is_none_or(|qps| model.has_token(qps, *from, now))
@@ -381,7 +382,7 @@ fn levers_decide_as_the_model_does() {
                 if levers.expire(now).iter().any(|lever| lever.id == id) {
                     assert!(!is_there);
                 }
-                assert_eq!(levers.undo(id).is_some(), is_there);
+                assert_eq!(levers.undo(id).len(), usize::from(is_there));
                 models.remove(&id);
             }
             2 => drop(levers.expire(now)),
@@ -424,4 +425,225 @@ fn levers_decide_as_the_model_does() {
     let all: Vec<Arc<_>> = levers.by_age();
     drop(permits);
     assert!(all.iter().all(|lever| lever.counts().in_flight == 0));
+}
+
+/// What processes have to agree on.
+fn keys(levers: &LeverSet) -> Vec<(LeverKey, LeverAction)> {
+    let levers = levers.by_age().into_iter();
+    let mut keys: Vec<_> = levers.map(|one| (one.key(), one.spec.action)).collect();
+    keys.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+    keys
+}
+
+/// Random changes of three processes, whose records arrive late, several times and in any order.
+#[test]
+fn processes_that_have_exchanged_their_records_have_the_same_levers() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for _ in 0..200 {
+        let now = Instant::now();
+        let mut sets = ["a", "b", "c"].map(|name| LeverSet::of_process(name.to_owned()));
+        for _ in 0..rng.usize(1..30) {
+            let at = rng.usize(0..3);
+            match rng.u8(0..6) {
+                0 => drop(sets[at].undo(rng.u64(1..12))),
+                1 | 2 => {
+                    let other = rng.usize(0..3);
+                    let mut records = sets[other].records(now);
+                    rng.shuffle(&mut records);
+                    records.truncate(rng.usize(0..=records.len()));
+                    for record in records {
+                        assert_eq!(record.faults(), [""; 0]);
+                        let text = serde_json::to_string(&record).unwrap();
+                        let read = serde_json::from_str(&text).unwrap();
+                        assert_eq!(record, read, "{text}");
+                        sets[at].merge(now, read).unwrap();
+                    }
+                }
+                3 => {
+                    let total = LeverSetting::Total(TotalOverride::Seats(rng.u32(1..9)));
+                    let spec = LeverSpec {
+                        target: LeverTarget::default(),
+                        ..spec(LeverAction::Set(total), "a", MINUTE)
+                    };
+                    sets[at].remove_overridden(spec.action);
+                    sets[at].pull(now, spec).unwrap();
+                }
+                _ => {
+                    let spec = spec(LeverAction::Block, "alice", MINUTE);
+                    sets[at].pull(now, spec).unwrap();
+                }
+            }
+        }
+        // A process learns from another one what it has of the third.
+        for _ in 0..3 {
+            for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+                for record in sets[from].records(now) {
+                    sets[to].merge(now, record).unwrap();
+                }
+            }
+        }
+        let [a, b, c] = sets.each_ref().map(keys);
+        assert_eq!((&a, &a), (&b, &c));
+        let totals = a.iter().filter(|(_, action)| action.setting().is_some());
+        assert!(totals.count() <= 1);
+    }
+}
+
+#[test]
+fn a_lever_of_another_process_ends_when_it_does_there_and_is_checked_as_a_new_one() {
+    let (mut one, now) = (LeverSet::of_process("one".to_owned()), Instant::now());
+    let mut other = LeverSet::of_process("other".to_owned());
+    one.pull(now, spec(LeverAction::Block, "alice", MINUTE))
+        .unwrap();
+    let own = other
+        .pull(now, spec(LeverAction::Block, "bob", MINUTE))
+        .unwrap();
+    let later = now + MINUTE / 2;
+    for record in one.records(later) {
+        let merged = other.merge(later, record).unwrap();
+        assert_eq!(merged.added.unwrap().remaining(later), MINUTE / 2);
+    }
+    // A request that was checked against its own lever waits, and has the same id.
+    assert_eq!((own.id, other.latest()), (1, 2));
+    assert!(check(&other, later, "alice", 1).is_err());
+    assert_eq!(other.undo(1).len(), 2, "both of this id");
+    let next = other
+        .pull(later, spec(LeverAction::Block, "bob", MINUTE))
+        .unwrap();
+    assert_eq!(next.id, 2);
+    for record in other.records(later) {
+        one.merge(later, record).unwrap();
+    }
+    assert_eq!(keys(&one), keys(&other));
+    let end = later + 2 * MINUTE;
+    one.expire(end);
+    assert_eq!(one.records(end), []);
+}
+
+#[test]
+fn a_record_of_another_process_is_checked_as_a_lever_of_its_own() {
+    let key = |id| LeverKey {
+        id,
+        origin: "one".to_owned(),
+    };
+    let right = spec(LeverAction::Block, "alice", MINUTE);
+    let wrong = |change: fn(&mut LeverSpec)| {
+        let mut spec = right.clone();
+        change(&mut spec);
+        let record = LeverRecord::InForce {
+            key: key(1),
+            spec: Box::new(spec),
+        };
+        record.faults().join("; ")
+    };
+    assert_eq!(wrong(|_| ()), "");
+    for (found, expected) in [
+        (wrong(|spec| spec.duration = 2 * MAX_DURATION), "24h0m0s"),
+        (
+            wrong(|spec| spec.target = LeverTarget::default()),
+            "at least one field",
+        ),
+        (wrong(|spec| spec.reason = "a\nb".to_owned()), "one line"),
+        (
+            wrong(|spec| spec.action = limit(None, None)),
+            "--qps or --inflight",
+        ),
+        (
+            wrong(|spec| {
+                spec.action = LeverAction::Set(LeverSetting::Bypass);
+            }),
+            "no target",
+        ),
+        (
+            wrong(|spec| {
+                spec.action = LeverAction::Disconnect;
+                spec.ends_in_flight = true;
+            }),
+            "only a block",
+        ),
+    ] {
+        assert!(found.contains(expected), "{found}");
+    }
+    for id in [0, u64::MAX] {
+        let (key, remaining) = (key(id), MINUTE);
+        let record = LeverRecord::Ended { key, remaining };
+        assert_eq!(record.faults().len(), 1);
+        let mut levers = LeverSet::default();
+        levers.merge(Instant::now(), record).unwrap();
+        levers.pull(Instant::now(), right.clone()).unwrap();
+    }
+}
+
+#[test]
+fn the_shares_of_replicas_add_up_to_the_limit() {
+    for (most, replicas) in [(1, 1), (5, 1), (5, 3), (6, 3), (7, 3), (2, 3)] {
+        let shares = (0..replicas).map(|rank| LimitShare { replicas, rank });
+        let sum: u32 = shares.map(|share| share.of_in_flight(most)).sum();
+        assert_eq!(sum, most.max(replicas), "{most} of {replicas}");
+    }
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    levers
+        .pull(now, spec(limit(Some(6), Some(60)), "alice", MINUTE))
+        .unwrap();
+    levers.set_share(
+        now,
+        LimitShare {
+            replicas: 3,
+            rank: 1,
+        },
+    );
+    let admitted = |levers: &LeverSet, now| {
+        let checks = std::iter::repeat_with(|| check(levers, now, "alice", 0).is_ok());
+        checks.take(50).filter(|is_admitted| *is_admitted).count()
+    };
+    assert_eq!(
+        admitted(&levers, now),
+        2,
+        "a third of what was in the bucket"
+    );
+    assert_eq!(admitted(&levers, now + SECOND), 2);
+    levers.set_share(now + SECOND, LimitShare::default());
+    assert_eq!(admitted(&levers, now + 3 * SECOND), 6);
+}
+
+#[test]
+fn a_disconnect_rejects_nothing_and_spreads_the_ends_of_what_is_open() {
+    let (mut levers, now) = (LeverSet::default(), Instant::now());
+    let lever = levers
+        .pull(now, spec(LeverAction::Disconnect, "a*", 10 * SECOND))
+        .unwrap();
+    assert!(check(&levers, now, "alice", 0).is_ok());
+    assert_eq!(levers.checked_count(), 0);
+    let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
+    let ask = |name: &str, after: u32, chance: f64| {
+        let user = UserInfo {
+            name: name.to_owned(),
+            ..UserInfo::default()
+        };
+        let attributes = AdmissionAttributes {
+            info: &info,
+            user: &user,
+        };
+        let source = RequestSource {
+            address: [10, 0, 0, 1].into(),
+            user_agent: b"",
+        };
+        let at = now + after * SECOND;
+        (
+            lever.ends_in(&attributes, source, at, chance),
+            lever.disconnects(&attributes, source, at, chance),
+        )
+    };
+    assert_eq!(ask("alice", 0, 0.5), (Some(5 * SECOND), false));
+    assert_eq!(ask("alice", 0, 0.0), (Some(Duration::ZERO), true));
+    // The connection of this chance has its moment after two seconds and a half.
+    assert!(!ask("alice", 2, 0.5).1 && ask("alice", 3, 0.5).1);
+    assert!(ask("alice", 5, 1.0).1);
+    assert_eq!(ask("bob", 5, 0.0), (None, false));
+    assert_eq!(ask("alice", 10, 0.0), (None, false), "it is over");
+    assert!(!lever.is_undone());
+    levers.undo(lever.id);
+    assert!(lever.is_undone());
 }

@@ -44,6 +44,8 @@ pub(super) enum ParsedLine {
     },
     /// About the record itself.
     Note(RecordNote),
+    /// What an operator has done to weir (`weir ctl`): no request.
+    Operation,
     /// Nothing that can be used.
     Skipped(Skipped),
 }
@@ -136,6 +138,9 @@ impl LineParser {
         };
         let written_us = parse_time(event.staged.as_ref())?;
         let url = event.request_uri.as_ref();
+        if is_operation(event) {
+            return Some(ParsedLine::Operation);
+        }
         if url.is_empty() || event.verb.as_ref().is_empty() {
             return None;
         }
@@ -420,4 +425,10 @@ fn event_attributes(object: &AuditObject<'_>) -> Option<Box<LoggedEvent>> {
         key: name.into(),
         warning: false,
     }))
+}
+
+/// Whether an event is about what an operator has done to weir: its path and its user are weir's.
+fn is_operation(event: &ParsedEvent<'_>) -> bool {
+    let user = event.user.map_or("", RawValue::get);
+    event.request_uri.as_ref().starts_with("/weir/") && user.contains("\"username\":\"weir:")
 }

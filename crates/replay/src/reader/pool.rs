@@ -226,6 +226,7 @@ pub(super) fn parse_piece(parser: &mut LineParser, piece: &Piece) -> ParsedPiece
                 parsed.record_start = parsed.record_start.or(start);
                 continue;
             }
+            ParsedLine::Operation => continue,
             ParsedLine::Skipped(why) => counts.count_skipped(why, is_cut),
         };
         fault.get_or_insert((number, why));

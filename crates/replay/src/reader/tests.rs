@@ -77,6 +77,28 @@ impl ReadLog {
 }
 
 #[test]
+fn what_an_operator_has_done_is_no_request() {
+    let first = AUDIT_LOG.lines().next().unwrap();
+    let own = first
+        .replace("/openapi/v3", "/weir/levers/1")
+        .replace("system:apiserver", "weir:control-socket");
+    let drain = own.replace("/weir/levers/1", "/weir/drain");
+    let of_client = first.replace("/openapi/v3", "/weir/levers/1");
+    let text = [AUDIT_LOG, &own, "\n", &drain, "\n", &of_client, "\n"].concat();
+    let without = read_files(&[AUDIT_LOG.as_bytes()], true);
+    let log = read_files(&[text.as_bytes()], true);
+    assert_eq!(log.requests().len(), without.requests().len() + 1);
+    assert_eq!(
+        log.counts().lines.incomplete,
+        without.counts().lines.incomplete
+    );
+    assert_eq!(
+        log.counts().lines.not_events,
+        without.counts().lines.not_events
+    );
+}
+
+#[test]
 fn events_of_an_audit_log_are_requests_in_the_order_of_their_arrival() {
     let log = read_files(&[AUDIT_LOG.as_bytes()], true);
     let requests = log.requests();

@@ -1,0 +1,156 @@
+//! Setting and ending levers from `weir top`: the operator chooses a talker or a lever, sees the command
+//! of `weir ctl`, and confirms it. No I/O, no drawing.
+//!
+//! The choices are those of the moment in which the dialog was opened: a row that moves under the
+//! cursor would be blocked in place of the one that was meant.
+
+use ratatui::crossterm::event::KeyCode;
+
+use crate::observe::status::snapshot::{StatusSnapshot, TalkerStatus};
+use crate::observe::top_talkers::Dimension;
+
+/// The requests a second of a limit, until the operator types others.
+const DEFAULT_QPS: &str = "10";
+
+/// The most digits of these.
+const MAX_QPS_DIGITS: usize = 6;
+
+/// What the dialog does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeverDialogKind {
+    /// Blocks a talker.
+    Block,
+    /// Limits a talker.
+    Limit,
+    /// Ends a lever.
+    Undo,
+}
+
+/// A choice of the dialog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeverChoice {
+    /// What is shown.
+    pub(crate) label: String,
+    /// The argument of `weir ctl` that names it.
+    argument: String,
+}
+
+/// A dialog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeverDialog {
+    pub(crate) kind: LeverDialogKind,
+    pub(crate) choices: Vec<LeverChoice>,
+    /// The place of the chosen one.
+    pub(crate) chosen: usize,
+    /// The requests a second of a limit.
+    qps: String,
+    /// What weir has answered, a line each. `None` before the command is sent, empty until there is
+    /// an answer.
+    pub(crate) answer: Option<Vec<String>>,
+}
+
+/// What follows from a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DialogOutcome {
+    /// The dialog is closed.
+    Close,
+    /// It stays.
+    Stay,
+    /// The arguments of `weir ctl` that the operator has confirmed.
+    Send(Vec<String>),
+}
+
+impl LeverDialog {
+    /// A dialog about the talkers of these rows, which are grouped by `by`. `None` if levers cannot
+    /// name them.
+    #[must_use]
+    pub(crate) fn of_talkers<'s>(
+        kind: LeverDialogKind,
+        by: Dimension,
+        rows: impl IntoIterator<Item = &'s TalkerStatus>,
+    ) -> Option<Self> {
+        let flag = match by {
+            Dimension::Flow => return None,
+            Dimension::Namespace => "namespace",
+            Dimension::Resource => "resource",
+            Dimension::SourceAddress => "source",
+            Dimension::User => "user",
+            Dimension::UserAgent => "user-agent",
+        };
+        let choice = |row: &TalkerStatus| LeverChoice {
+            label: row.name.clone(),
+            argument: format!("--{flag}={}", row.name),
+        };
+        Self::new(kind, rows.into_iter().map(choice).collect())
+    }
+
+    /// A dialog about the levers in force. `None` if there is none.
+    #[must_use]
+    pub(crate) fn of_levers(now: &StatusSnapshot) -> Option<Self> {
+        let mut choices: Vec<LeverChoice> = Vec::new();
+        for lever in &now.levers {
+            let argument = lever.id.to_string();
+            // Replicas have the same levers.
+            if choices.iter().all(|choice| choice.argument != argument) {
+                choices.push(LeverChoice {
+                    label: format!("{argument} {}", lever.summary()),
+                    argument,
+                });
+            }
+        }
+        Self::new(LeverDialogKind::Undo, choices)
+    }
+
+    fn new(kind: LeverDialogKind, choices: Vec<LeverChoice>) -> Option<Self> {
+        (!choices.is_empty()).then(|| Self {
+            kind,
+            choices,
+            chosen: 0,
+            qps: DEFAULT_QPS.to_owned(),
+            answer: None,
+        })
+    }
+
+    /// The arguments of `weir ctl`.
+    #[must_use]
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let chosen = self.choices.get(self.chosen);
+        let argument = chosen.map(|choice| choice.argument.clone());
+        let verb = match self.kind {
+            LeverDialogKind::Block => "block",
+            LeverDialogKind::Limit => "limit",
+            LeverDialogKind::Undo => "undo",
+        };
+        let qps = (self.kind == LeverDialogKind::Limit).then(|| format!("--qps={}", self.qps));
+        let rest = argument.into_iter().chain(qps);
+        [verb.to_owned()].into_iter().chain(rest).collect()
+    }
+
+    /// Handles a key.
+    pub(crate) fn handle_key(&mut self, key: KeyCode) -> DialogOutcome {
+        match (key, &self.answer) {
+            (KeyCode::Esc, _) => return DialogOutcome::Close,
+            (_, Some(answer)) if answer.is_empty() => {} // it is about to come
+            (_, Some(_)) => return DialogOutcome::Close,
+            (KeyCode::Enter, None) => {
+                self.answer = Some(Vec::new());
+                return DialogOutcome::Send(self.arguments());
+            }
+            (KeyCode::Down | KeyCode::Char('j'), None) => {
+                let last = self.choices.len().saturating_sub(1);
+                self.chosen = self.chosen.saturating_add(1).min(last);
+            }
+            (KeyCode::Up | KeyCode::Char('k'), None) => {
+                self.chosen = self.chosen.saturating_sub(1);
+            }
+            (KeyCode::Backspace, None) => {
+                self.qps.pop();
+            }
+            (KeyCode::Char(digit @ '0'..='9'), None) if self.qps.len() < MAX_QPS_DIGITS => {
+                self.qps.push(digit);
+            }
+            _ => {}
+        }
+        DialogOutcome::Stay
+    }
+}
