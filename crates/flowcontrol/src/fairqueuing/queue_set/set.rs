@@ -166,7 +166,7 @@ impl<T> QueueSet<T> {
     }
 
     /// Changes only the limit, as borrowing does frequently.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn set_concurrency_limit(
         &mut self,
         now: Instant,
@@ -196,7 +196,7 @@ impl<T> QueueSet<T> {
 
     /// The limit of the level, in seats.
     #[must_use]
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub const fn concurrency_limit(&self) -> u32 {
         self.concurrency_limit
     }
