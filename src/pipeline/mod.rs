@@ -36,6 +36,7 @@ use crate::in_place;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
 use crate::pipeline::reject::body_drain::{RejectionContext, RequestBodyState};
 use crate::pipeline::response::body::Body;
+use crate::pipeline::steps::admission::PresentedCredential;
 use crate::pipeline::steps::forward::AdmittedRequest;
 use crate::pipeline::steps::rejection_response::DelayableRejection;
 use crate::pipeline::steps::upgrade::take_upgrade;
@@ -107,9 +108,12 @@ impl Pipeline {
             let effective = self.effective_user(&auth, received, trace).await?;
             let (info, user) = (&info, effective.for_limits(&auth));
             let attributes = AdmissionAttributes { info, user };
-            let upgrading = self.requested_upgrade(&auth, upgrade.as_ref());
+            let credential = PresentedCredential {
+                auth: &auth,
+                upgrade: upgrade.as_ref(),
+            };
             let admitted = self
-                .admit(&attributes, received, body, upgrading, deadline, trace)
+                .admit(&attributes, received, body, credential, deadline, trace)
                 .await
                 .inspect_err(|_| rejected_headers = std::mem::take(&mut head.headers))?;
             let admitted = AdmittedRequest {

@@ -21,5 +21,5 @@ pub mod service_times;
 pub mod shared_limits;
 pub mod throttling;
 
-pub use admission_attributes::AdmissionAttributes;
+pub use admission_attributes::{AdmissionAttributes, RequestSource};
 pub use max_in_flight::MaxInFlight;

@@ -34,6 +34,7 @@ fn record(target: &'static str, arrived: Instant) -> Record {
         counted_as: None,
         decision: None,
         rule: None,
+        policies: None,
         audit: None,
         is_logged: false,
         trace_context: None,

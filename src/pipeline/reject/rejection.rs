@@ -26,6 +26,7 @@ use crate::upstream::headers::request_head::UnencodableUser;
 use crate::upstream::loop_detection::LoopRejection;
 use weir_kubernetes::api::Status;
 use weir_kubernetes::request_info::{Query, TargetError};
+use weir_limits::rate::policies::enforcer::PolicyRejection;
 use weir_limits::rejection_hold::HoldPolicy;
 
 /// `Retry-After` of a request that did not reach the API server, in seconds. client-go takes 1 for
@@ -57,6 +58,8 @@ pub(crate) enum RequestRejection {
     Body(BodyReadError),
     /// `CONNECT`, which weir does not proxy.
     Connect,
+    /// A policy denies the request.
+    Denied(PolicyRejection),
     /// The upstream did not respond.
     Forward(ForwardError),
     /// Go's server would respond before any handler.
@@ -183,6 +186,7 @@ impl RequestRejection {
             Self::Body(BodyReadError::TooLarge(_)) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Body(BodyReadError::TooSlow) => StatusCode::REQUEST_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Denied(_) => StatusCode::FORBIDDEN,
             Self::Forward(ForwardError::ShareExceeded(_)) => StatusCode::TOO_MANY_REQUESTS,
             Self::Forward(error) if error.is_unsent() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forward(_) => StatusCode::BAD_GATEWAY,
@@ -235,6 +239,7 @@ impl RequestRejection {
             Self::BadRequest(_)
             | Self::Body(_)
             | Self::Connect
+            | Self::Denied(_)
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
             | Self::HeadersTooLong
@@ -290,6 +295,7 @@ impl RequestRejection {
         match self {
             Self::BadRequest(_)
             | Self::Connect
+            | Self::Denied(_)
             | Self::HeadTimeout
             | Self::HeadersTooLong
             | Self::Impersonation(_)
@@ -336,6 +342,7 @@ impl RequestRejection {
             Self::BadRequest(_)
             | Self::Body(_)
             | Self::Connect
+            | Self::Denied(_)
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
             | Self::HeadersTooLong
@@ -385,6 +392,7 @@ impl RequestRejection {
                 "weir/connect",
                 "CONNECT is not supported: use a GET or POST with an Upgrade header".to_owned(),
             ),
+            Self::Denied(denial) => denied(denial),
             Self::Forward(error) => upstream_failure(error),
             Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message()),
             Self::HeadersTooLong => headers_too_long(),
@@ -423,6 +431,13 @@ impl RequestRejection {
 
 /// Reason, cause, and message.
 type StatusParts = (&'static str, &'static str, String);
+
+fn denied(denial: &PolicyRejection) -> StatusParts {
+    let message = denial.message.clone();
+    let message = message
+        .unwrap_or_else(|| format!("weir's policy {:?} denies such requests", denial.policy));
+    ("Forbidden", "weir/policy", message)
+}
 
 fn headers_too_long() -> StatusParts {
     let message = format!("the request's headers are longer than {MAX_HEADER_BYTES} bytes");

@@ -18,8 +18,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::admission_attributes::AdmissionAttributes;
-use crate::rate::clients::enforcer::RequestSource;
+use crate::admission_attributes::{AdmissionAttributes, RequestSource};
 
 pub use self::lever::{
     Lever, LeverAction, LeverCounts, LeverRejection, LeverSnapshot, LeverSpec, format_seconds,

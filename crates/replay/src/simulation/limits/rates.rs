@@ -9,14 +9,14 @@ use crate::clients::Client;
 use crate::logged::LoggedRequest;
 use crate::simulation::statistics::groups::RejectedBy;
 use weir_base::metrics::Registry;
-use weir_limits::AdmissionAttributes;
 use weir_limits::rate::RateLimitsConfig;
 use weir_limits::rate::clients::config::ClientLimitRule;
 use weir_limits::rate::clients::enforcer::{
-    ChargedRequest, ClientLimitPermit, ClientLimitRejection, ClientLimits, RequestSource,
+    ChargedRequest, ClientLimitPermit, ClientLimitRejection, ClientLimits,
 };
 use weir_limits::rate::events::buckets::{EventWrite, LimitedEvent, LimitedEventGroups};
 use weir_limits::rate::events::enforcer::EventRateLimit;
+use weir_limits::{AdmissionAttributes, RequestSource};
 
 /// The rate limits that are configured.
 #[derive(Debug)]
