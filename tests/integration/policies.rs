@@ -1,5 +1,7 @@
 //! Policies as clients, operators and the API server see them.
 
+use std::pin::pin;
+
 use ::weir_kubernetes::document;
 use ::weir_kubernetes::document::Diagnostics;
 use ::weir_limits::rate;
@@ -9,6 +11,7 @@ use serde_json::Value;
 use crate::audit::TempAuditLog;
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;
+use crate::support::process;
 use crate::support::process::{ConfigDir, WeirProcess, required_flags};
 use crate::support::{HttpVersion, eventually, for_each_protocol_pair, weir};
 
@@ -84,20 +87,19 @@ async fn a_number_in_flight_holds_until_the_stream_ends() {
     assert_eq!(rejected.status, 429);
     assert_eq!(rejected.kube_status().cause, "weir/policy-limit");
     exchange.end().await;
-    let _ = stream.response().await;
-    let again = eventually("the slot is free", async || {
-        let mut client = weir.alice(HttpVersion::Http2);
-        let call = client.send(TestRequest::get(EXEC)).await;
+    let status = eventually("the slot is free", async || {
+        let call = alice.send(TestRequest::get(EXEC)).await;
+        let mut response = pin!(call.response());
         tokio::select! {
-            biased;
+            response = &mut response => (response.status != 429).then_some(response.status),
             exchange = upstream.next_exchange() => {
                 exchange.respond(200, "").await;
-                Some(call.response().await.status)
+                Some(response.await.status)
             }
         }
     })
     .await;
-    assert_eq!(again, 200);
+    assert_eq!(status, 200);
 }
 
 #[tokio::test]
@@ -167,4 +169,30 @@ async fn policies_are_reloaded_and_a_wrong_one_changes_nothing() {
     let status = weir.get_admin("/status.json").await;
     assert!(status.text().contains("policies/a"), "{}", status.text());
     upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn weir_check_and_explain_know_policies() {
+    let files = ConfigDir::new();
+    let text = of_alice("by-user", "pods", "deny: {message: never}");
+    files.write("weir.yaml", &format!("policies:\n{text}"));
+    let all = required_flags("127.0.0.1:1".parse().unwrap());
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let flags = ["--config=weir.yaml", "-o=json"];
+    let checked = process::run(&files, &[&["check"], &*all, &flags].concat()).await;
+    assert!(
+        checked.stdout.contains("policy-user-unverified"),
+        "{checked:?}"
+    );
+    let request = ["explain", "GET", LIST, "--user=alice"];
+    let explained = process::run(&files, &[&request[..], &flags].concat()).await;
+    let explained: Value = serde_json::from_str(&explained.stdout).unwrap();
+    assert_eq!(explained["policies"][0]["policy"], "by-user");
+    assert_eq!(explained["at_rest"]["code"], 403, "{explained}");
+    let tree = process::run(&files, &[&request[..], &flags[..1]].concat()).await;
+    assert!(
+        tree.stdout.contains("by-user: denies (403)"),
+        "{}",
+        tree.stdout
+    );
 }

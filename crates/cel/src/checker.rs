@@ -6,16 +6,23 @@
 //! used: it takes fields of objects from protobuf descriptors only, and types are needed here in any
 //! case, to evaluate without them.
 
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "every other type is the same error"
+)]
+
 use cel_core::parser;
 use cel_core::types::{BinaryOp, Expr, ListElement, Span, SpannedExpr, UnaryOp};
 use regex::bytes::RegexBuilder;
 
-use crate::MAX_BYTES;
 use crate::error::ExpressionError;
 use crate::expression::{
     BoolExpr, Comparison, Conditional, ListExpr, NumberExpr, Operation, TextExpr, TextTest,
 };
-use crate::fields::{Field, ObjectType, VARIABLES};
+use crate::fields::{Field, ObjectType, TextField, VARIABLES};
+
+/// The longest expression in bytes.
+pub const MAX_BYTES: usize = 1024;
 
 /// The most opening brackets: the parser takes some 25 KiB of stack for each in a debug build, and runs
 /// on threads with 2 MiB. As many as nest, since brackets in strings are not told apart here.
@@ -58,14 +65,16 @@ impl Typed {
     }
 }
 
-pub(crate) fn compile(text: &str) -> Result<BoolExpr, Vec<ExpressionError>> {
+/// The tree of an expression, and whether it asks who the user is.
+pub(crate) fn compile(text: &str) -> Result<(BoolExpr, bool), Vec<ExpressionError>> {
     let mut checker = Checker {
         text,
+        asks_for_user: false,
         errors: Vec::new(),
     };
     let compiled = checker.compile();
     match compiled {
-        Some(compiled) if checker.errors.is_empty() => Ok(compiled),
+        Some(compiled) if checker.errors.is_empty() => Ok((compiled, checker.asks_for_user)),
         _ => {
             if checker.errors.is_empty() {
                 checker.report(0, "the expression cannot be read");
@@ -80,6 +89,7 @@ pub(crate) fn compile(text: &str) -> Result<BoolExpr, Vec<ExpressionError>> {
 
 struct Checker<'t> {
     text: &'t str,
+    asks_for_user: bool,
     errors: Vec<ExpressionError>,
 }
 
@@ -217,6 +227,10 @@ impl Checker<'_> {
     }
 
     fn field(&mut self, field: Result<Field, String>, span: &Span) -> Option<Typed> {
+        self.asks_for_user |= matches!(
+            field,
+            Ok(Field::Groups | Field::Extra | Field::Text(TextField::User | TextField::Uid))
+        );
         Some(match field {
             Ok(Field::Object(object)) => Typed::Object(object),
             Ok(Field::Text(field)) => Typed::Text(TextExpr::Field(field)),

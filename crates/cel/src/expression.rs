@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use memchr::memmem;
 use regex::bytes::Regex;
 
-use crate::ConditionInput;
 use crate::error::EvaluationError;
 use crate::fields;
 use crate::fields::{Field, TextField};
+use crate::input::ConditionInput;
 
 type Value<T> = Result<T, EvaluationError>;
 

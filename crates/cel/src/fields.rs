@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
-use crate::ConditionInput;
 use crate::error::EvaluationError;
+use crate::input::ConditionInput;
 
 /// A field with a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,75 +13,15 @@
 #![forbid(unsafe_code)]
 
 mod checker;
+mod condition;
 mod error;
 mod expression;
 mod fields;
+mod input;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
-
-use weir_kubernetes::api::UserInfo;
-use weir_kubernetes::request_info::RequestInfo;
-
+pub use crate::checker::MAX_BYTES;
+pub use crate::condition::Condition;
 pub use crate::error::{EvaluationError, ExpressionError};
-use crate::expression::BoolExpr;
-
-/// The longest expression in bytes.
-pub const MAX_BYTES: usize = 1024;
-
-/// What a condition looks at.
-#[derive(Clone, Copy, Debug)]
-pub struct ConditionInput<'r> {
-    /// The parsed request line.
-    pub info: &'r RequestInfo<'r>,
-    /// The user that limits count.
-    pub user: &'r UserInfo,
-    /// Whether the user is proven.
-    pub is_verified: bool,
-    /// The header `User-Agent`.
-    pub user_agent: &'r [u8],
-    /// The address of the client.
-    pub source_address: IpAddr,
-}
-
-/// A compiled condition.
-#[derive(Clone, Debug)]
-pub struct Condition {
-    text: String,
-    expression: BoolExpr,
-}
-
-/// Conditions of the same text are the same.
-impl PartialEq for Condition {
-    fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
-    }
-}
-
-impl Condition {
-    /// Parses and checks an expression.
-    ///
-    /// # Errors
-    /// What is wrong, all of it, with places in the text.
-    pub fn compile(text: &str) -> Result<Self, Vec<ExpressionError>> {
-        checker::compile(text).map(|expression| Self {
-            text: text.to_owned(),
-            expression,
-        })
-    }
-
-    /// The expression.
-    #[must_use]
-    pub fn text(&self) -> &str {
-        &self.text
-    }
-
-    /// Whether the request meets it.
-    ///
-    /// # Errors
-    /// It asks for something that the request does not have.
-    pub fn evaluate(&self, input: &ConditionInput<'_>) -> Result<bool, EvaluationError> {
-        self.expression.evaluate(input)
-    }
-}
+pub use crate::input::ConditionInput;

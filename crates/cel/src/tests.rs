@@ -1,5 +1,8 @@
 //! What expressions mean, and what is wrong with others.
 
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
+
 use super::*;
 
 const POD_LIST: &str = "GET /api/v1/pods?limit=500&resourceVersion=&labelSelector=a%3Db";
@@ -93,6 +96,25 @@ fn expressions_about_a_request() {
 }
 
 #[test]
+fn an_expression_knows_whether_it_asks_for_the_user() {
+    for (text, expected) in [
+        ("request.user=='a'", true),
+        ("!('a' in request.groups)", true),
+        ("has(request.extra.a)", true),
+        (
+            "user.verified && request.userAgent == 'request.user'",
+            false,
+        ),
+    ] {
+        assert_eq!(
+            Condition::compile(text).unwrap().asks_for_user(),
+            expected,
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn errors_are_values_and_a_side_that_decides_makes_up_for_one() {
     use EvaluationError as E;
     for (text, expected) in [
@@ -137,6 +159,7 @@ fn errors_are_values_and_a_side_that_decides_makes_up_for_one() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn wrong_expressions_say_where_and_what_would_be_right() {
     for (text, expected) in [
         (

@@ -109,7 +109,7 @@ impl RateLimitRules {
         let RateLimitsConfig {
             events,
             clients,
-            policies: _,
+            policies: _, // `PolicyRules` has them
         } = config;
         Self {
             client_matchers: Policies::new(clients.iter().map(|rule| &rule.rules[..])),

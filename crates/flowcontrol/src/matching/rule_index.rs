@@ -82,3 +82,82 @@ fn add_verbs(table: &mut [ListBits; VERB_COUNT], verbs: &[String], bit: ListBits
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fastrand::Rng;
+
+    use crate::matching::Policies;
+    use crate::matching::RequestDigest;
+    use weir_kubernetes::api::UserInfo;
+    use weir_kubernetes::api::flowcontrol::{
+        NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule, Subject, SubjectKind,
+    };
+    use weir_kubernetes::request_info::RequestInfo;
+
+    fn some(random: &mut Rng, names: &[&str]) -> Vec<String> {
+        let count = random.usize(1..=2);
+        let names = (0..count).map(|_| (*random.choice(names).unwrap()).to_owned());
+        names.collect()
+    }
+
+    fn entry(random: &mut Rng) -> Vec<PolicyRulesWithSubjects> {
+        let user = some(random, &["*", "alice", "bob"]).remove(0);
+        let resource = ResourcePolicyRule {
+            verbs: some(random, &["*", "get", "list", "delete", "proxy", "search"]),
+            api_groups: vec!["*".to_owned()],
+            resources: some(random, &["*", "pods", "pods/log", "pods/", "nodes", "a/b"]),
+            cluster_scope: true,
+            namespaces: vec!["*".to_owned()],
+        };
+        let other = NonResourcePolicyRule {
+            verbs: some(random, &["*", "get", "search"]),
+            non_resource_urls: some(random, &["*", "/version", "/x"]),
+        };
+        let has_resource = random.bool();
+        vec![PolicyRulesWithSubjects {
+            subjects: vec![Subject {
+                kind: SubjectKind::User,
+                user: Some(user),
+                ..Subject::default()
+            }],
+            resource_rules: has_resource.then_some(resource).into_iter().collect(),
+            non_resource_rules: (!has_resource).then_some(other).into_iter().collect(),
+        }]
+    }
+
+    #[test]
+    fn an_index_finds_what_the_rules_find() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = Rng::with_seed(seed);
+        for _ in 0..50 {
+            let entries: Vec<_> = (0..random.usize(0..150))
+                .map(|_| entry(&mut random))
+                .collect();
+            let plain = Policies::new(entries.iter().map(|entry| &entry[..]));
+            let indexed = Policies::indexed(entries.iter().map(|entry| &entry[..]));
+            for method in ["GET", "DELETE", "SEARCH"] {
+                for path in [
+                    "/api/v1/pods",
+                    "/api/v1/namespaces/a/pods/p",
+                    "/api/v1/namespaces/a/pods/p/log",
+                    "/api/v1/nodes/n/proxy/x",
+                    "/api/v1/a%2Fb/c",
+                    "/version",
+                    "/y",
+                ] {
+                    let info = RequestInfo::parse(method, path.as_bytes()).unwrap();
+                    let user = UserInfo {
+                        name: "alice".to_owned(),
+                        ..UserInfo::default()
+                    };
+                    let digest = RequestDigest::new(&info, &user);
+                    let [plain, indexed] = [&plain, &indexed]
+                        .map(|policies| policies.matching_entries(&digest).collect::<Vec<_>>());
+                    assert_eq!(indexed, plain, "{method} {path}");
+                }
+            }
+        }
+    }
+}

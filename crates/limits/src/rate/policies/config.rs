@@ -123,6 +123,24 @@ impl PolicyAction {
         }
     }
 
+    /// The limit, if it is one.
+    #[must_use]
+    pub const fn limit(&self) -> Option<&PolicyLimit> {
+        match self {
+            Self::Limit(limit) => Some(limit),
+            Self::Deny(_) | Self::Reject { .. } | Self::Tag(_) => None,
+        }
+    }
+
+    /// The tag, if it is one.
+    #[must_use]
+    pub(super) fn tag(&self) -> Option<&str> {
+        match self {
+            Self::Tag(tag) => Some(tag),
+            Self::Deny(_) | Self::Limit(_) | Self::Reject { .. } => None,
+        }
+    }
+
     /// What it does, in a few words.
     #[must_use]
     pub fn summary(&self) -> String {
@@ -150,7 +168,7 @@ impl PolicyAction {
 }
 
 impl PolicyRule {
-    /// Whether it names users other than all of them: by name, group or service account.
+    /// Whether it tells users apart: by name, group or service account, or in a condition.
     #[must_use]
     pub fn names_users(&self) -> bool {
         use weir_kubernetes::api::flowcontrol::SubjectKind;
@@ -162,12 +180,15 @@ impl PolicyRule {
             )
         };
         let mut subjects = self.rules.iter().flat_map(|rules| &rules.subjects);
-        subjects.any(|subject| match subject.kind {
-            SubjectKind::User => !is_anybody(subject.user.as_deref()),
-            SubjectKind::Group => !is_anybody(subject.group.as_deref()),
-            SubjectKind::ServiceAccount => true,
-            SubjectKind::Other(_) => false,
-        })
+        self.conditions
+            .iter()
+            .any(|condition| condition.condition.asks_for_user())
+            || subjects.any(|subject| match subject.kind {
+                SubjectKind::User => !is_anybody(subject.user.as_deref()),
+                SubjectKind::Group => !is_anybody(subject.group.as_deref()),
+                SubjectKind::ServiceAccount => true,
+                SubjectKind::Other(_) => false,
+            })
     }
 }
 

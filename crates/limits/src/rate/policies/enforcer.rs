@@ -239,10 +239,7 @@ impl PolicyEnforcer {
         enforcement: &Arc<EnforcementSwitch>,
         sharing: Option<&Sharing>,
     ) -> Self {
-        let limit = match &rule.action {
-            PolicyAction::Limit(limit) => Some(limit),
-            PolicyAction::Deny(_) | PolicyAction::Reject { .. } | PolicyAction::Tag(_) => None,
-        };
+        let limit = rule.action.limit();
         let buckets = limit.and_then(|limit| {
             let name = format!("policy {}", rule.name);
             let shared = sharing.map(|sharing| SharedScope {
@@ -254,12 +251,7 @@ impl PolicyEnforcer {
         });
         Self {
             name: rule.name.as_str().into(),
-            tag: match &rule.action {
-                PolicyAction::Tag(tag) => Some(tag.as_str().into()),
-                PolicyAction::Deny(_) | PolicyAction::Limit(_) | PolicyAction::Reject { .. } => {
-                    None
-                }
-            },
+            tag: rule.action.tag().map(Arc::from),
             enforcement: Arc::clone(enforcement),
             buckets: buckets.map(Mutex::new),
             slots: limit.and_then(|limit| limit.in_flight.map(KeyedSlots::new)),
@@ -295,7 +287,9 @@ impl PolicyEnforcer {
     fn is_dry_run(&self) -> bool {
         match self.enforcement.get() {
             EnforcementOverride::Lifted => self.rule.dry_run,
-            _ => self.enforcement.is_dry_run(self.rule.dry_run),
+            EnforcementOverride::Configured
+            | EnforcementOverride::DryRun
+            | EnforcementOverride::Enforced => self.enforcement.is_dry_run(self.rule.dry_run),
         }
     }
 
@@ -394,10 +388,7 @@ impl PolicyEnforcer {
         let counters = &self.counters;
         let effects = counters.effects.get() + counters.dry_run_effects.get();
         let rejected = if self.tag.is_some() { 0 } else { effects };
-        let max_keys = match &self.rule.action {
-            PolicyAction::Limit(limit) if limit.requests.is_some() => limit.max_keys.into(),
-            _ => 0,
-        };
+        let limit = self.rule.action.limit().filter(|_| self.buckets.is_some());
         RateLimitSnapshot {
             name: format!("policies/{}", self.name),
             allows: self.rule.action.summary(),
@@ -406,7 +397,7 @@ impl PolicyEnforcer {
             delayed: 0,
             rejected,
             keys: u64::try_from(counters.keys.get()).unwrap_or_default(),
-            most_keys: max_keys,
+            most_keys: limit.map_or(0, |limit| limit.max_keys.into()),
             top: spin_lock(&self.top_users).sorted(),
         }
     }

@@ -289,6 +289,7 @@ fn conditions_run_on_what_the_fields_select() {
 
 /// What is wrong with each, where, and what would be right.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn wrong_policies_say_where_and_what_would_be_right() {
     let mut missing = Vec::new();
     for (text, expected) in [
