@@ -241,6 +241,7 @@ fn shared(admission: Admission, registry: &Registry) -> SharedDependencies {
     let rates = RateLimitsConfig {
         events: None,
         clients: Vec::new(),
+        policies: Vec::new(),
     };
     SharedDependencies {
         authenticator: Arc::new(authenticator.expect("an authenticator")),

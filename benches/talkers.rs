@@ -42,6 +42,7 @@ fn record(n: u32) -> Record {
         counted_as: None,
         decision: None,
         rule: None,
+        policies: None,
         trace_context: None,
         audit: None,
         is_logged: false,

@@ -12,6 +12,7 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Command, CommandFactory};
@@ -67,6 +68,7 @@ use weir_limits::rate::clients::enforcer::ClientLimits;
 use weir_limits::rate::events::buckets::LimitedEventGroups;
 use weir_limits::rate::events::enforcer;
 use weir_limits::rate::events::enforcer::EventRateLimit;
+use weir_limits::rate::policies::enforcer::RequestPolicies;
 use weir_limits::rejection_hold::OWNER_SHARE_DIVISOR;
 use weir_limits::shared_limits::status::SharedLimitsStatus;
 use weir_limits::throttling::memory_budget::SOURCE_FRACTION;
@@ -556,6 +558,8 @@ fn the_metrics_page_matches_the_program() {
         &registry,
     );
     let _clients = ClientLimits::new(&[], &registry);
+    let switch = Arc::default();
+    let _policies = RequestPolicies::replacing(None, &[], &switch, None, &registry);
     let _shared = SharedLimitsStatus::register(String::new(), 1, &registry);
     let _requests = RequestMetrics::register(&registry);
     let _holding = RejectionDelay::new(RejectionDelayConfig::default(), &registry);

@@ -52,7 +52,7 @@ pub(crate) fn estimate(target: &LeverTarget, talkers: &TopTalkers) -> LeverEstim
 /// Whether the target has a field that this dimension counts.
 fn names(target: &LeverTarget, by: Dimension) -> bool {
     match by {
-        Dimension::Flow => false,
+        Dimension::Flow | Dimension::Tag => false,
         Dimension::Namespace => !target.namespaces.is_empty(),
         Dimension::Resource => !target.resources.is_empty() || !target.verbs.is_empty(),
         Dimension::SourceAddress => !target.sources.is_empty(),
@@ -65,7 +65,7 @@ fn names(target: &LeverTarget, by: Dimension) -> bool {
 fn matches(target: &LeverTarget, by: Dimension, name: &str) -> bool {
     let named = if name == NONE { "" } else { name }.as_bytes();
     match by {
-        Dimension::Flow => false,
+        Dimension::Flow | Dimension::Tag => false,
         Dimension::Namespace => target.namespaces.iter().any(|one| one.matches(named)),
         Dimension::Resource => {
             let (verb, resource) = name.split_once(' ').unwrap_or((name, ""));

@@ -17,6 +17,7 @@ use weir_limits::AdmissionAttributes;
 use weir_limits::levers::LeverPermit;
 use weir_limits::max_in_flight::{InFlightPermit, MaxInFlight};
 use weir_limits::rate::clients::enforcer::ClientLimitPermit;
+use weir_limits::rate::policies::enforcer::PolicyPermit;
 
 /// The limiter of concurrent requests that is configured.
 #[derive(Clone, Debug)]
@@ -142,6 +143,8 @@ pub struct Permit {
     concurrency: Option<ConcurrencyPermit>,
     /// The permit of the client limits.
     client_limits: Option<Box<ClientLimitPermit>>,
+    /// The slots of policies' limits.
+    policies: Option<PolicyPermit>,
     /// What levers have counted.
     levers: LeverPermit,
     /// The start of a watch, as long as it holds its seats.
@@ -166,6 +169,13 @@ impl Permit {
         client_limits: Option<Box<ClientLimitPermit>>,
     ) -> Self {
         self.client_limits = client_limits;
+        self
+    }
+
+    /// Adds the slots of policies' limits.
+    #[must_use]
+    pub(crate) fn with_policies(mut self, policies: Option<PolicyPermit>) -> Self {
+        self.policies = policies;
         self
     }
 

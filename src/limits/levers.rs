@@ -30,13 +30,12 @@ use crate::limits::total_finder::TotalFinder;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
-use weir_limits::AdmissionAttributes;
 use weir_limits::enforcement::{EnforcementOverride, EnforcementSwitch};
 use weir_limits::levers::{
     Lever, LeverAction, LeverPermit, LeverRecord, LeverSet, LeverSetting, LeverSettings, LeverSpec,
     LimitShare, MAX_LEVERS, Merged, TooManyLevers, format_seconds,
 };
-use weir_limits::rate::clients::enforcer::RequestSource;
+use weir_limits::{AdmissionAttributes, RequestSource};
 
 /// The bits of a [`SetSummary`] for the number of levers.
 const COUNT_BITS: u32 = 8;

@@ -7,6 +7,7 @@ use weir_limits::levers::{LeverAction, LeverRejection};
 use weir_limits::max_in_flight::MaxInFlightRejection;
 use weir_limits::rate::clients::enforcer::ClientLimitRejection;
 use weir_limits::rate::events::enforcer::EventRejection;
+use weir_limits::rate::policies::enforcer::PolicyRejection;
 use weir_limits::rejection_hold::HoldPolicy;
 
 /// The label of the limit of abandoned exempt requests.
@@ -23,6 +24,12 @@ pub(crate) const LEVER_LIMIT: &str = "lever-limit";
 
 /// The label of the memory limit.
 pub(crate) const MEMORY_LIMIT: &str = "memory-limit";
+
+/// The label of a policy that rejects.
+pub(crate) const POLICY: &str = "policy";
+
+/// The label of the limit of a policy.
+pub(crate) const POLICY_LIMIT: &str = "policy-limit";
 
 /// The label of the limit of unproven upgrades.
 pub(crate) const UNPROVEN_UPGRADES: &str = "unproven-upgrades";
@@ -55,6 +62,8 @@ pub enum Rejection {
     MaxInFlight(MaxInFlightRejection),
     /// The process uses as much memory as it may.
     MemoryLimit,
+    /// A policy rejects such requests, or the request exceeds its limit.
+    Policy(PolicyRejection),
     /// A source network sends too many upgrade requests whose credential the API server has not
     /// accepted before.
     UnprovenUpgrade {
@@ -84,6 +93,7 @@ impl Rejection {
             Self::Fairness(rejection) => rejection.retry_after,
             Self::Lever { lever, .. } => lever.retry_after,
             Self::MaxInFlight(_) => MaxInFlightRejection::RETRY_AFTER,
+            Self::Policy(rejection) => rejection.retry_after,
             Self::AbandonedBacklog => ABANDONED_BACKLOG_RETRY_AFTER,
             Self::MemoryLimit => MEMORY_LIMIT_RETRY_AFTER,
             Self::ListBytes { retry_after } | Self::UnprovenUpgrade { retry_after } => *retry_after,
@@ -96,6 +106,7 @@ impl Rejection {
         match self {
             Self::ClientLimit(ClientLimitRejection { wait, .. })
             | Self::EventRateLimit(EventRejection { wait, .. })
+            | Self::Policy(PolicyRejection { wait, .. })
                 if !wait.is_zero() =>
             {
                 HoldPolicy::for_rate(*wait)
@@ -109,6 +120,7 @@ impl Rejection {
             | Self::ListBytes { .. }
             | Self::MaxInFlight(_)
             | Self::MemoryLimit
+            | Self::Policy(_)
             | Self::UnprovenUpgrade { .. } => {
                 HoldPolicy::for_seats(Duration::from_secs(self.retry_after().into()))
             }
@@ -134,6 +146,7 @@ impl Rejection {
             | Self::ListBytes { .. }
             | Self::MaxInFlight(_)
             | Self::MemoryLimit
+            | Self::Policy(_)
             | Self::UnprovenUpgrade { .. } => None,
         }
     }
@@ -156,6 +169,8 @@ impl Rejection {
             Self::ListBytes { .. } => LIST_BYTES,
             Self::MaxInFlight(_) => "max-in-flight",
             Self::MemoryLimit => MEMORY_LIMIT,
+            Self::Policy(rejection) if rejection.is_by_limit => POLICY_LIMIT,
+            Self::Policy(_) => POLICY,
             Self::UnprovenUpgrade { .. } => UNPROVEN_UPGRADES,
         }
     }
@@ -172,6 +187,7 @@ impl Rejection {
             | Self::ListBytes { .. }
             | Self::MaxInFlight(_)
             | Self::MemoryLimit
+            | Self::Policy(_)
             | Self::UnprovenUpgrade { .. } => self.limit_label(),
         }
     }
@@ -188,6 +204,7 @@ impl Rejection {
             Self::ListBytes { .. } => "lists",
             Self::MaxInFlight(rejection) => rejection.kind.label(),
             Self::MemoryLimit => "memory",
+            Self::Policy(rejection) => &rejection.policy,
             Self::UnprovenUpgrade { .. } => "upgrades",
         }
     }

@@ -39,6 +39,7 @@ use crate::pipeline::connection::request_count::CloseConnection;
 use crate::pipeline::reject::body_drain::{RejectionContext, RequestBodyState};
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::response::body::Body;
+use crate::pipeline::steps::admission::PresentedCredential;
 use crate::pipeline::steps::forward::AdmittedRequest;
 use crate::pipeline::steps::rejection_response::DelayableRejection;
 use crate::pipeline::steps::upgrade::take_upgrade;
@@ -47,7 +48,7 @@ use crate::upstream::body::client_body::ClientBody;
 use crate::upstream::loop_detection;
 use weir_base::clock::Clock;
 use weir_limits::AdmissionAttributes;
-use weir_limits::rate::clients::enforcer::RequestSource;
+use weir_limits::RequestSource;
 
 impl Pipeline {
     /// Observes which client certificates are trusted, for a new connection.
@@ -112,11 +113,14 @@ impl Pipeline {
             let effective = self.effective_user(&auth, received, trace).await?;
             let (info, user) = (&info, effective.for_limits(&auth));
             let attributes = AdmissionAttributes { info, user };
-            let upgrading = self.requested_upgrade(&auth, upgrade.as_ref());
+            let credential = PresentedCredential {
+                auth: &auth,
+                upgrade: upgrade.as_ref(),
+            };
             let seen = self.shared.levers.latest();
             let user_agent = head.headers.get(header::USER_AGENT).cloned();
             let admitted = self
-                .admit(&attributes, received, body, upgrading, deadline, trace)
+                .admit(&attributes, received, body, credential, deadline, trace)
                 .await
                 .inspect_err(|_| rejected_headers = std::mem::take(&mut head.headers))?;
             let admitted = AdmittedRequest {

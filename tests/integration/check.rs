@@ -98,6 +98,14 @@ async fn each_bad_input_is_reported_with_its_place_field_and_hint() {
         ),
         (
             "config",
+            "policies:\n- nmae: x\n",
+            2,
+            3,
+            "policies[0].nmae",
+            "allowed here: name",
+        ),
+        (
+            "config",
             "workers: 1\nhealthMetrics: true\n",
             2,
             16,

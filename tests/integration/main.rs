@@ -44,6 +44,7 @@ mod max_in_flight;
 mod object_counts;
 #[cfg(feature = "playground")]
 mod own_rights;
+mod policies;
 mod rate_limits;
 mod recording;
 mod rejected_bodies;

@@ -44,6 +44,7 @@ pub(crate) fn event_limits(
             retry_after,
         }),
         clients: Vec::new(),
+        policies: Vec::new(),
     }
 }
 
@@ -65,6 +66,7 @@ pub(crate) fn alice_rule_for_verbs(verbs: &str, lines: &str) -> rate::RateLimits
     rate::RateLimitsConfig {
         events: None,
         clients,
+        policies: Vec::new(),
     }
 }
 

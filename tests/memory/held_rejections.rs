@@ -119,6 +119,7 @@ async fn full_pipeline() -> FullPipeline {
     let config = rate::RateLimitsConfig {
         events: Some(events),
         clients: Vec::new(),
+        policies: Vec::new(),
     };
     let info = RequestInfo::parse("POST", b"/api/v1/namespaces/a/pods").unwrap();
     let (user, now) = (UserInfo::anonymous(), Clock.now());

@@ -43,8 +43,8 @@ answered() {
 
 # as_node ARGUMENT...: a request as the kubelet of a node sends it. Prints the code and the time in seconds.
 as_node() {
-    get -o /dev/null -w '%{http_code} %{time_starttransfer}\n' -H "$(bearer admin)" -H 'Impersonate-User: system:node:node-1' \
-        -H 'Impersonate-Group: system:nodes' -H 'Content-Type: application/json' --data "$LEASE" "$@"
+    get -o /dev/null -w '%{http_code} %{time_total}\n' --cert "$DIR/front-proxy-client.crt" --key "$DIR/front-proxy-client.key" \
+        -H 'X-Remote-User: system:node:node-1' -H 'X-Remote-Group: system:nodes' -H 'Content-Type: application/json' --data "$LEASE" "$@"
 }
 
 # renewed: what becomes of a node's Lease, renewed until the end.
@@ -65,7 +65,8 @@ run() {
     api=$URL
     start "weir-$total" "$WEIR" serve --bind-address 127.0.0.1 "${anywhere[@]}" \
         --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" --token-auth-file "$DIR/tokens.csv" \
-        --kubeconfig "$DIR/kubeconfig" "${flags[@]}"
+        --kubeconfig "$DIR/kubeconfig" --requestheader-client-ca-file "$DIR/front-proxy-ca.crt" \
+        --proxy-client-cert-file "$DIR/front-proxy-client.crt" --proxy-client-key-file "$DIR/front-proxy-client.key" "${flags[@]}"
     fronting "weir-$total"
     check "a node makes its Lease, with a total of $total" 201 "$(as_node "$LEASES" | cut -d ' ' -f 1)"
     start "load-$total" wrk -t 1 -c 300 -d 900s -H "$(bearer alice)" "$URL/api/v1/namespaces/default"

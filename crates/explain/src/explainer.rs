@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::levels::{LevelAtRest, levels_at_rest};
+use crate::policies::{PolicyReport, PolicyRules};
 use crate::rate_limits::{ClientRuleCharge, EventLimitCharge, RateLimitRules};
 use crate::report::{
     FlowSchemaMatchReport, MaxInFlightReport, Prediction, RequestBytes, RequestInfoReport,
@@ -27,7 +28,7 @@ use weir_limits::rate::RateLimitsConfig;
 pub struct ExplainedPolicies {
     /// What limits concurrent requests.
     pub concurrency: ConcurrencyPolicy,
-    /// Event limits and client limits.
+    /// Policies, event limits and client limits.
     pub rates: RateLimitsConfig,
     /// `--request-timeout`.
     pub request_timeout: Duration,
@@ -53,6 +54,7 @@ pub enum ConcurrencyPolicy {
 #[derive(Debug)]
 pub struct Explainer {
     concurrency: CompiledConcurrency,
+    policies: PolicyRules,
     rates: RateLimitRules,
     request_timeout: Duration,
 }
@@ -99,6 +101,9 @@ pub struct Explanation<'e> {
     /// The counter of max-in-flight, in place of the level.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_in_flight: Option<MaxInFlightReport>,
+    /// The policies whose fields select the request. `None` without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policies: Option<Vec<PolicyReport<'e>>>,
     /// The event limits. `None` without any.
     pub event_limits: Option<Vec<EventLimitCharge<'e>>>,
     /// The client limits. `None` without any.
@@ -150,6 +155,7 @@ impl Explainer {
         };
         Self {
             concurrency,
+            policies: PolicyRules::new(policies.rates.policies.clone()),
             rates: RateLimitRules::new(policies.rates),
             request_timeout: policies.request_timeout,
         }
@@ -179,6 +185,7 @@ impl Explainer {
             work_estimate: None,
             priority_level: None,
             max_in_flight: None,
+            policies: None,
             event_limits: None,
             client_limits: None,
             at_rest: Prediction::new("unknown", "method and url are not given"),
@@ -202,6 +209,7 @@ impl Explainer {
                 self.classify(&RequestDigest::new(info, user), &mut explanation);
                 self.estimate(request, info, &mut explanation);
                 explanation.max_in_flight = self.max_in_flight(info, user);
+                explanation.policies = self.policies.reports(request, info, user);
                 explanation.event_limits = self.rates.event_charges(request, info, user);
                 explanation.client_limits = self.rates.client_charges(request, info, user);
                 explanation.at_rest = self.at_rest(info, &explanation);
@@ -293,6 +301,12 @@ impl Explainer {
     fn at_rest(&self, info: &RequestInfo<'_>, explanation: &Explanation<'_>) -> Prediction {
         if info.timeout(self.request_timeout).is_err() {
             return Prediction::rejection(400, "the parameter timeout is not a duration");
+        }
+        for policy in explanation.policies.iter().flatten() {
+            if let Some(code) = policy.rejection_code() {
+                let reason = format!("policy {} {}", policy.policy, policy.does);
+                return Prediction::rejection(code, reason);
+            }
         }
         let rules = explanation.client_limits.iter().flatten();
         if let Some(rule) = rules.into_iter().find(|rule| rule.blocks()) {

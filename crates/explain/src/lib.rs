@@ -12,6 +12,7 @@ pub mod batch;
 pub mod explainer;
 pub mod levels;
 pub mod now;
+pub mod policies;
 pub mod rate_limits;
 pub mod report;
 pub mod request;

@@ -10,12 +10,11 @@ use crate::request::ExplainRequest;
 use weir_flowcontrol::matching::{Policies, RequestDigest};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
-use weir_limits::AdmissionAttributes;
 use weir_limits::rate::RateLimitsConfig;
 use weir_limits::rate::clients::config::{
     ClientDistinguisher, ClientLimitResponse, ClientLimitRule,
 };
-use weir_limits::rate::clients::enforcer::{LimitedClient, RequestSource, is_write};
+use weir_limits::rate::clients::enforcer::{LimitedClient, is_write};
 use weir_limits::rate::clients::tables::ClientLimitKind;
 use weir_limits::rate::events::body;
 use weir_limits::rate::events::body::EventEncoding;
@@ -23,6 +22,7 @@ use weir_limits::rate::events::buckets::{EventWrite, LimitedEvent};
 use weir_limits::rate::events::config::{EventLimitConfig, LimitType};
 use weir_limits::rate::events::enforcer::EventRateLimitConfig;
 use weir_limits::throttling::token_bucket::Rate;
+use weir_limits::{AdmissionAttributes, RequestSource};
 
 /// The rate limits of a configuration.
 #[derive(Debug)]
@@ -106,7 +106,11 @@ impl RateLimitRules {
     /// Compiles the rules.
     #[must_use]
     pub fn new(config: RateLimitsConfig) -> Self {
-        let RateLimitsConfig { events, clients } = config;
+        let RateLimitsConfig {
+            events,
+            clients,
+            policies: _, // `PolicyRules` has them
+        } = config;
         Self {
             client_matchers: Policies::new(clients.iter().map(|rule| &rule.rules[..])),
             events,

@@ -16,6 +16,7 @@ use weir_limits::max_in_flight::MaxInFlightConfig;
 use weir_limits::rate::events::buckets::LimitedEventGroups;
 use weir_limits::rate::events::config;
 use weir_limits::rate::events::enforcer::EventRateLimitConfig;
+use weir_limits::rate::policies::config::{PolicyRule, parse_policies};
 use weir_limits::rate::{RateLimitsConfig, clients};
 
 const EVENTS: &str = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n\
@@ -43,6 +44,40 @@ fn client_rules(changes: &str) -> Vec<clients::config::ClientLimitRule> {
     rules
 }
 
+/// Two policies for deletions of alice's.
+fn policies() -> Vec<PolicyRule> {
+    let rules = "[{subjects: [{kind: User, user: {name: alice}}], resourceRules: [{verbs: [delete, deletecollection], apiGroups: ['*'], resources: ['*'], namespaces: [prod]}]}]";
+    let text = format!(
+        "- name: tried\n  rules: {rules}\n  enforcement: DryRun\n  reject: {{}}\n- name: all\n  rules: {rules}\n  conditions: [{{name: all, expression: \"request.resourceAttributes.verb == 'deletecollection'\"}}]\n  deny: {{}}\n"
+    );
+    let mut diagnostics = Diagnostics::default();
+    let nodes = document::parse_all("weir.yaml", &text, &mut diagnostics);
+    let found = parse_policies(&nodes[0], "policies", &mut diagnostics);
+    assert_eq!(diagnostics.to_string(), "");
+    found
+}
+
+#[test]
+fn policies_are_those_whose_fields_select_the_request() {
+    let delete = |url: &str| explain(&json!({"method": "DELETE", "url": url, "user": "alice"}));
+    let all = delete("/api/v1/namespaces/prod/pods");
+    assert_eq!(column(&all["policies"], "policy"), ["tried", "all"]);
+    assert_eq!(column(&all["policies"], "applies"), [true, true]);
+    assert_eq!(all["policies"][0]["dry_run"], true);
+    assert_eq!(all["at_rest"]["code"], 403, "{}", all["at_rest"]);
+    let one = delete("/api/v1/namespaces/prod/pods/a");
+    assert_eq!(column(&one["policies"], "applies"), [true, false]);
+    assert!(
+        one["policies"][1]["why"]
+            .as_str()
+            .unwrap()
+            .contains("does not match")
+    );
+    assert_eq!(one["at_rest"]["outcome"], "execute");
+    let other = delete("/api/v1/namespaces/web/pods");
+    assert_eq!(other["policies"], json!([]));
+}
+
 fn explainer(concurrency: ConcurrencyPolicy, changes: &str) -> Explainer {
     let limits = config::parse_configuration("e", EVENTS, &mut Diagnostics::default()).unwrap();
     Explainer::new(ExplainedPolicies {
@@ -54,6 +89,7 @@ fn explainer(concurrency: ConcurrencyPolicy, changes: &str) -> Explainer {
                 retry_after: true,
             }),
             clients: client_rules(changes),
+            policies: policies(),
         },
         request_timeout: Duration::from_secs(60),
     })

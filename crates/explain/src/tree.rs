@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use crate::explainer::{Explanation, ResolvedRequest};
 use crate::levels::LevelAtRest;
 use crate::now::{Now, RateLimitNow};
+use crate::policies::PolicyReport;
 use crate::rate_limits::{ClientLimitCharge, ClientRuleCharge, EventLimitCharge};
 use crate::report::{
     FlowSchemaMatchReport, Prediction, RequestBytes, RequestInfoReport, ResourceKey,
@@ -86,6 +87,8 @@ pub fn render(
         explanation.request_info,
         Some(RequestInfoReport::Resolved { error: None, .. })
     ) {
+        root.below
+            .extend(explanation.policies.as_deref().map(policies_branch));
         root.below
             .push(events_branch(explanation.event_limits.as_deref()));
         root.below
@@ -236,6 +239,25 @@ fn seats_branch(report: &WorkEstimateReport<'_>) -> Branch {
         .watch_count_consulted
         .then(|| Branch::new("by the number of watches that receive the write (--watch-count)"));
     Branch::new(text).with(count).with(watches)
+}
+
+fn policies_branch(reports: &[PolicyReport<'_>]) -> Branch {
+    let each = reports.iter().map(|report| {
+        let dry_run = if report.dry_run { " (dry run)" } else { "" };
+        let applies = if report.applies {
+            ""
+        } else {
+            "does not apply: "
+        };
+        let why = report.why.iter().map(|why| Branch::new(why.clone()));
+        let (name, does) = (report.policy, &report.does);
+        Branch::new(format!("{name}{dry_run}: {applies}{does}")).with(why)
+    });
+    Branch::new(match reports {
+        [] => "policies: none, no rule selects it",
+        _ => "policies",
+    })
+    .with(each)
 }
 
 fn events_branch(charges: Option<&[EventLimitCharge<'_>]>) -> Branch {

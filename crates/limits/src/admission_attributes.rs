@@ -1,5 +1,7 @@
 //! The attributes of a request that limits use.
 
+use std::net::IpAddr;
+
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;
 
@@ -10,4 +12,13 @@ pub struct AdmissionAttributes<'a> {
     pub info: &'a RequestInfo<'a>,
     /// The user of the request.
     pub user: &'a UserInfo,
+}
+
+/// The source of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestSource<'r> {
+    /// The source address of the connection.
+    pub address: IpAddr,
+    /// The header `User-Agent`.
+    pub user_agent: &'r [u8],
 }

@@ -22,5 +22,5 @@ pub mod shared_limits;
 pub mod throttling;
 pub mod total_probes;
 
-pub use admission_attributes::AdmissionAttributes;
+pub use admission_attributes::{AdmissionAttributes, RequestSource};
 pub use max_in_flight::MaxInFlight;

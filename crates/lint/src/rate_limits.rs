@@ -1,4 +1,4 @@
-//! Warnings about rate limits: EventRateLimit and `clientLimits`.
+//! Warnings about rate limits and policies: EventRateLimit, `clientLimits` and `policies`.
 
 use super::authenticators::Authenticators;
 use super::finding::LintFinding;
@@ -8,6 +8,7 @@ use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;
 use weir_kubernetes::document::Node;
 use weir_limits::rate::clients::config::ClientLimitRule;
 use weir_limits::rate::events::config::{EventLimitConfig, LimitType};
+use weir_limits::rate::policies::config::{PolicyAction, PolicyRule};
 
 /// A list in a document, and its path.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +113,39 @@ pub fn lint_clients(
     findings
 }
 
+/// All warnings about policies, which `place` is the list of. `unix_second` is the time.
+pub fn lint_policies(
+    policies: &[PolicyRule],
+    place: ListPlace<'_>,
+    authenticators: Option<&Authenticators>,
+    verifies_tokens: bool,
+    unix_second: i64,
+) -> Vec<LintFinding> {
+    let mut findings = Vec::new();
+    for (n, policy) in policies.iter().enumerate() {
+        for (lint, field, message) in lint_rules(&policy.rules, authenticators) {
+            // Policies apply to streams, which FlowSchemas do not.
+            if lint != Rule::LongRunningOnly {
+                findings.push(place.finding(lint, &format!("[{n}].rules{field}"), message));
+            }
+        }
+        if matches!(policy.action, PolicyAction::Deny(_))
+            && policy.names_users()
+            && !verifies_tokens
+        {
+            let message = "it denies by user, and a client with a token that weir cannot verify is system:anonymous to it: \
+                           weir has no credentials for TokenReviews";
+            let (rule, field) = (Rule::PolicyUserUnverified, format!("[{n}].deny"));
+            findings.push(place.finding(rule, &field, message.to_owned()));
+        }
+        if policy.until.is_some_and(|until| until <= unix_second) {
+            let message = "the time has passed: the policy does nothing".to_owned();
+            findings.push(place.finding(Rule::PolicyEnded, &format!("[{n}].until"), message));
+        }
+    }
+    findings
+}
+
 fn has_verb(rules: &[PolicyRulesWithSubjects], verbs: &[&str]) -> bool {
     let is_wanted = |verb: &String| verb == "*" || verbs.contains(&verb.as_str());
     rules.iter().any(|rules| {
@@ -146,4 +180,58 @@ fn matches_streams(rules: &[PolicyRulesWithSubjects]) -> bool {
                 .flat_map(|rule| &rule.non_resource_urls);
             resources.into_iter().any(is_stream) || urls.into_iter().any(is_profile)
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_kubernetes::document;
+    use weir_kubernetes::document::Diagnostics;
+    use weir_limits::rate::policies::config::parse_policies;
+
+    fn lint(policy: &str, verifies_tokens: bool, now: i64) -> Vec<Rule> {
+        let mut diagnostics = Diagnostics::default();
+        let nodes = document::parse_all("weir.yaml", policy, &mut diagnostics);
+        let policies = parse_policies(&nodes[0], "policies", &mut diagnostics);
+        assert_eq!(diagnostics.to_string(), "");
+        let place = ListPlace {
+            node: &nodes[0],
+            prefix: "policies",
+        };
+        let findings = lint_policies(&policies, place, None, verifies_tokens, now);
+        findings.iter().map(|finding| finding.rule).collect()
+    }
+
+    #[test]
+    fn a_denial_by_user_needs_verified_tokens() {
+        let rules = |subject: &str| {
+            format!(
+                "- name: a\n  rules: [{{subjects: [{{{subject}}}], resourceRules: [{{verbs: [list], apiGroups: [''], resources: [pods/exec], namespaces: ['*']}}]}}]\n  "
+            )
+        };
+        let alice = rules("kind: User, user: {name: alice}");
+        let all = rules("kind: Group, group: {name: 'system:authenticated'}");
+        let by_condition =
+            "conditions: [{name: a, expression: \"request.user == 'alice'\"}]\n  deny: {}";
+        let of_path =
+            "conditions: [{name: a, expression: \"request.userAgent == 'a'\"}]\n  deny: {}";
+        for (policy, expected) in [
+            (format!("{alice}deny: {{}}"), true),
+            (format!("{alice}reject: {{}}"), false),
+            (format!("{all}deny: {{}}"), false),
+            (format!("{all}{by_condition}"), true),
+            (format!("{all}{of_path}"), false),
+        ] {
+            let found = lint(&policy, false, 0);
+            assert_eq!(
+                found.contains(&Rule::PolicyUserUnverified),
+                expected,
+                "{policy}"
+            );
+            assert!(lint(&policy, true, 0).is_empty(), "{policy}");
+        }
+        let ended = format!("{all}until: 1970-01-01T00:00:05Z\n  tag: x");
+        assert_eq!(lint(&ended, true, 5), [Rule::PolicyEnded]);
+        assert!(lint(&ended, true, 4).is_empty());
+    }
 }

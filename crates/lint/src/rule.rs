@@ -153,6 +153,12 @@ rules! {
     ClientLimitUnreachable, Warning, "client-limit-unreachable",
         "A client limit is about requests that its rule does not match.",
         "For example `longRunning.streams` where the rules name `pods` and not `pods/exec`.";
+    PolicyUserUnverified, Warning, "policy-user-unverified",
+        "A policy denies by user, and weir cannot verify tokens.",
+        "A client whose token nothing has verified is `system:anonymous` to limits and policies, so a denial by name, group or service account misses it. Give weir credentials that may create TokenReviews, or deny where users are authorized: RBAC, a ValidatingAdmissionPolicy, an authorizer webhook.";
+    PolicyEnded, Warning, "policy-ended",
+        "The time of a policy's `until` has passed: it does nothing.",
+        "Remove it, or set another time.";
     CertificateExpiring, Warning, "certificate-expiring",
         "A certificate or token expires soon.",
         "Within 30 days, or within the last fifth of its life.";

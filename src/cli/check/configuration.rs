@@ -26,6 +26,8 @@ pub(crate) struct ConfigurationCheck {
     pub(crate) config: Option<Box<Config>>,
     /// The authenticators, if they yield only some users.
     pub(super) authenticators: Option<Authenticators>,
+    /// Whether weir verifies no tokens. `false` if it is not known.
+    verifies_no_token: bool,
     /// Whether weir has credentials of its own. `None` if it is not known.
     has_credentials: Option<bool>,
 }
@@ -47,6 +49,7 @@ impl ConfigurationCheck {
                 findings: warnings,
                 args: kept,
                 authenticators: authenticators(&config),
+                verifies_no_token: !verifies_tokens(&config),
                 has_credentials: Some(!config.own_credentials.is_anonymous()),
                 config: Some(Box::new(config)),
             },
@@ -98,9 +101,22 @@ impl ConfigurationCheck {
                 self.authenticators.as_ref(),
                 files,
             ));
+            findings.extend(lint::policies(
+                file,
+                self.authenticators.as_ref(),
+                !self.verifies_no_token,
+                files,
+            ));
         }
         findings
     }
+}
+
+/// Whether weir can verify the tokens that the API server accepts: those of service accounts at least.
+fn verifies_tokens(config: &Config) -> bool {
+    let verification = &config.identity.verification;
+    let reviews = !config.own_credentials.is_anonymous() && verification.reviews_per_second > 0;
+    reviews || verification.service_account_keys.is_some()
 }
 
 /// The authenticators, if they yield only some users.

@@ -4,13 +4,16 @@
 use std::path::Path;
 
 use crate::cli::flags::input_files::InputFiles;
-use crate::cli::flags::origin::CLIENT_LIMITS;
+use crate::cli::flags::origin::{CLIENT_LIMITS, POLICIES};
+use weir_base::clock::Clock;
 use weir_kubernetes::api::flowcontrol;
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Diagnostics, Node};
 use weir_limits::rate::clients;
+use weir_limits::rate::clients::config::ClientLimitRule;
 use weir_limits::rate::events::config;
 use weir_limits::rate::events::config::PluginConfigSource;
+use weir_limits::rate::policies::config::{PolicyRule, parse_policies};
 use weir_lint::authenticators::Authenticators;
 use weir_lint::finding::LintFinding;
 use weir_lint::objects::{ObjectSet, Scope};
@@ -76,30 +79,57 @@ fn event_limits(node: &Node, path: &str) -> Vec<LintFinding> {
     })
 }
 
+/// The warnings about the policies of a `--config` file.
+pub(super) fn policies(
+    file: &Path,
+    authenticators: Option<&Authenticators>,
+    verifies_tokens: bool,
+    files: &InputFiles,
+) -> Vec<LintFinding> {
+    let lint = |policies: &[PolicyRule], place: ListPlace<'_>| {
+        let now = Clock.unix_second();
+        rate_limits::lint_policies(policies, place, authenticators, verifies_tokens, now)
+    };
+    lint_list(file, files, POLICIES, parse_policies, lint)
+}
+
 /// The warnings about the client limits of a `--config` file.
 pub(super) fn client_limits(
     file: &Path,
     authenticators: Option<&Authenticators>,
     files: &InputFiles,
 ) -> Vec<LintFinding> {
+    let lint = |rules: &[ClientLimitRule], place: ListPlace<'_>| {
+        rate_limits::lint_clients(rules, place, authenticators)
+    };
+    lint_list(
+        file,
+        files,
+        CLIENT_LIMITS,
+        clients::config::parse_rules,
+        lint,
+    )
+}
+
+/// The warnings about the list of this key in a `--config` file.
+fn lint_list<T>(
+    file: &Path,
+    files: &InputFiles,
+    key: &'static str,
+    parse: impl FnOnce(&Node, &str, &mut Diagnostics) -> Vec<T>,
+    lint: impl FnOnce(&[T], ListPlace<'_>) -> Vec<LintFinding>,
+) -> Vec<LintFinding> {
     let Some(text) = read_text(file, files) else {
         return Vec::new();
     };
     let mut diagnostics = Diagnostics::default();
     let documents = document::parse_all(&file.display().to_string(), &text, &mut diagnostics);
-    let Some(node) = documents
-        .first()
-        .and_then(|first| first.field(CLIENT_LIMITS))
-    else {
+    let Some(node) = documents.first().and_then(|first| first.field(key)) else {
         return Vec::new();
     };
-    let rules = clients::config::parse_rules(node, CLIENT_LIMITS, &mut diagnostics);
+    let rules = parse(node, key, &mut diagnostics);
     if diagnostics.has_errors() {
         return Vec::new(); // the rules would have other indices
     }
-    let place = ListPlace {
-        node,
-        prefix: CLIENT_LIMITS,
-    };
-    rate_limits::lint_clients(&rules, place, authenticators)
+    lint(&rules, ListPlace { node, prefix: key })
 }

@@ -14,7 +14,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::Value;
 
 use crate::cli::flags::origin;
-use crate::cli::flags::origin::{AUTHENTICATION, CLIENT_LIMITS};
+use crate::cli::flags::origin::{AUTHENTICATION, CLIENT_LIMITS, POLICIES};
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Content, Diagnostics, Node, SourceLocation};
 
@@ -91,7 +91,7 @@ pub(crate) fn read(
                 continue;
             }
             seen.insert(name.clone(), &entry.location);
-            if key == CLIENT_LIMITS || key == AUTHENTICATION {
+            if [CLIENT_LIMITS, POLICIES, AUTHENTICATION].contains(&key) {
                 settings
                     .file_only
                     .push((key.to_owned(), origin::node_to_json(&entry.value)));

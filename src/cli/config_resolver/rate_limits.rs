@@ -1,11 +1,11 @@
-//! Rate limits: the configuration files of EventRateLimit, and `clientLimits` of the `--config`
-//! file.
+//! Rate limits: the configuration files of EventRateLimit, and `clientLimits` and `policies` of the
+//! `--config` file.
 
 use std::path::{Path, PathBuf};
 
 use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
-use crate::cli::flags::origin::CLIENT_LIMITS;
+use crate::cli::flags::origin::{CLIENT_LIMITS, POLICIES};
 use crate::cli::flags::shared_limit_args::SharedLimitArgs;
 use crate::cli::flags::{EventGroups, LimitArgs};
 use crate::upstream::tls::parse_roots;
@@ -13,10 +13,10 @@ use weir_kubernetes::document;
 use weir_kubernetes::document::Node;
 use weir_limits::rate;
 use weir_limits::rate::clients;
-use weir_limits::rate::clients::config::ClientLimitRule;
 use weir_limits::rate::events::buckets::LimitedEventGroups;
 use weir_limits::rate::events::config::{EventLimitConfig, PluginConfigSource};
 use weir_limits::rate::events::{config, enforcer};
+use weir_limits::rate::policies::config::parse_policies;
 use weir_limits::shared_limits::key::SharedKey;
 use weir_limits::shared_limits::server::{SharedLimitsConfig, SharedServer};
 
@@ -53,10 +53,8 @@ impl FlagResolver {
                 None
             }
         };
-        let clients = match file {
-            Some(file) => self.read_client_limits(file),
-            None => Some(Vec::new()),
-        };
+        let clients = self.read_rules(file, CLIENT_LIMITS, clients::config::parse_rules);
+        let policies = self.read_rules(file, POLICIES, parse_policies);
         let enforcer_config = |events| enforcer::EventRateLimitConfig {
             limits: events,
             groups: limits.event_rate_limit_groups.into(),
@@ -65,6 +63,7 @@ impl FlagResolver {
         Some(rate::RateLimitsConfig {
             events: events?.map(enforcer_config),
             clients: clients?,
+            policies: policies?,
         })
     }
 
@@ -209,19 +208,25 @@ impl FlagResolver {
         }
     }
 
-    /// The rules in the `--config` file. `command_line` has read the file for its flags and has
-    /// reported the errors of the file as a whole.
-    fn read_client_limits(&mut self, file: &Path) -> Option<Vec<ClientLimitRule>> {
+    /// The rules of this key in the `--config` file. `command_line` has read the file for its flags
+    /// and has reported the errors of the file as a whole.
+    fn read_rules<T>(
+        &mut self,
+        file: Option<&Path>,
+        key: &str,
+        parse: impl FnOnce(&Node, &str, &mut document::Diagnostics) -> Vec<T>,
+    ) -> Option<Vec<T>> {
+        let Some(file) = file else {
+            return Some(Vec::new());
+        };
         let (name, text) = self.read_named_text("config", file)?;
         let mut diagnostics = document::Diagnostics::default();
         let documents = document::parse_all(&name, &text, &mut diagnostics);
-        let limits = documents
-            .first()
-            .and_then(|first| first.field(CLIENT_LIMITS));
-        let Some(limits) = limits.filter(|limits| !Node::is_null(limits)) else {
+        let value = documents.first().and_then(|first| first.field(key));
+        let Some(value) = value.filter(|value| !Node::is_null(value)) else {
             return Some(Vec::new());
         };
-        let rules = clients::config::parse_rules(limits, CLIENT_LIMITS, &mut diagnostics);
+        let rules = parse(value, key, &mut diagnostics);
         self.merge("config", &diagnostics).then_some(rules)
     }
 }

@@ -108,7 +108,7 @@ pub(crate) enum AssertBy {
 /// Settings for every API server.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProxyArgs {
-    /// A YAML file with the same settings, by the flags' names (in camelCase or as they are). Flags win. clientLimits and
+    /// A YAML file with the same settings, by the flags' names (in camelCase or as they are). Flags win. clientLimits, policies and
     /// authentication, which have no flag, stand in it only.
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub(crate) config: Option<PathBuf>,

@@ -16,6 +16,9 @@ use weir_kubernetes::document::{Content, Diagnostics, Node, ResolvedScalar, Sour
 /// The key of the client limits in a `--config` file. They have no flag.
 pub(crate) const CLIENT_LIMITS: &str = "clientLimits";
 
+/// The key of the policies in a `--config` file. They have no flag.
+pub(crate) const POLICIES: &str = "policies";
+
 /// The key of the JWT issuers in a `--config` file. They have no flag of this name.
 pub(crate) const AUTHENTICATION: &str = "authentication";
 

@@ -70,7 +70,7 @@ impl LeverDialog {
         rows: impl IntoIterator<Item = &'s TalkerStatus>,
     ) -> Option<Self> {
         let flag = match by {
-            Dimension::Flow => return None,
+            Dimension::Flow | Dimension::Tag => return None,
             Dimension::Namespace => "namespace",
             Dimension::Resource => "resource",
             Dimension::SourceAddress => "source",

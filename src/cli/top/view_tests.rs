@@ -228,7 +228,7 @@ fn talkers_are_grouped_by_the_selected_key() {
             .join("\n")
             .contains("top talkers by userAgent")
     );
-    for _ in 0..5 {
+    for _ in 0..6 {
         press(&mut model, 'b');
     }
     assert!(

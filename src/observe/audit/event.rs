@@ -21,6 +21,7 @@ use crate::pipeline::trace::outcome::RequestOutcome;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::encoding::go_text;
 use weir_kubernetes::request_info::{RequestInfo, Verb, escaped_path, go_duration};
+use weir_limits::rate::policies::enforcer::PolicyNotes;
 
 /// Longest user agent in bytes (`audit/request.go`).
 const MAX_USER_AGENT_BYTES: usize = 1024;
@@ -56,6 +57,7 @@ pub(super) struct AuditEntry {
     pub(super) response_started: bool,
     pub(super) decision: Option<FlowControlDecision>,
     pub(super) rule: Option<Arc<str>>,
+    pub(super) policies: Option<Arc<PolicyNotes>>,
     pub(super) outcome: RequestOutcome,
     pub(super) phase: AuditPhase,
     pub(super) received_at: Timestamp,
@@ -284,6 +286,19 @@ impl AuditEntry {
         }
         if let Some(rule) = &self.rule {
             all.insert("weir/client-limit", (&**rule).into());
+        }
+        if let Some(notes) = &self.policies {
+            if let Some(policy) = &notes.rejected_by {
+                all.insert("weir/policy", (&**policy).into());
+            }
+            for (key, names) in [
+                ("weir/policy-dry-run", &notes.dry_run),
+                ("weir/policy-tags", &notes.tags),
+            ] {
+                if !names.is_empty() {
+                    all.insert(key, names.join(",").into());
+                }
+            }
         }
         all
     }

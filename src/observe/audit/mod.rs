@@ -189,6 +189,7 @@ fn audit_entry(record: &Record, phase: AuditPhase, now: Instant) -> AuditEntry {
         response_started: audit.is_some_and(|audit| audit.response_started),
         decision: record.decision.clone(),
         rule: record.rule.clone(),
+        policies: record.policies.clone(),
         outcome: record.outcome,
         phase,
         received_at: Timestamp::try_from(record.arrived_wall).unwrap_or_default(),

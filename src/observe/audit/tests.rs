@@ -41,6 +41,7 @@ fn record(target: &'static str) -> Record {
         counted_as: None,
         decision: None,
         rule: None,
+        policies: None,
         trace_context: None,
         outcome: RequestOutcome::Responded(StatusCode::OK),
         sent_bytes: 0,

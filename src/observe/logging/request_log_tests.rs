@@ -57,6 +57,7 @@ fn record(user: &str, outcome: RequestOutcome) -> Record {
         counted_as: None,
         decision: None,
         rule: None,
+        policies: None,
         trace_context: None,
         audit: None,
         is_logged: false,

@@ -114,6 +114,7 @@ fn traced_record(forwarded: bool) -> Record {
         counted_as: None,
         decision: None,
         rule: None,
+        policies: None,
         audit: None,
         is_logged: false,
         trace_context: Some(Box::new(TraceContext {

@@ -71,6 +71,7 @@ impl WorkerShard {
                     decision.distinguisher_method(),
                 )
             }),
+            record.policies.as_ref().map(|notes| &notes.tags),
         ))
     }
 
@@ -122,6 +123,12 @@ impl WorkerShard {
             Some(FlowDistinguisherMethod::Single) | None => None,
         };
         let slash = distinguisher.map_or(&b""[..], |_| b"/");
+        let tags = record.policies.as_ref().map(|notes| &*notes.tags);
+        let tags = tags.unwrap_or_default().iter();
+        let tags: Vec<&[u8]> = tags
+            .flat_map(|tag| [&b","[..], tag.as_bytes()])
+            .skip(1)
+            .collect();
         let flow = [schema, slash, distinguisher.unwrap_or_default()];
         self.count(
             Some(fingerprint),
@@ -130,6 +137,7 @@ impl WorkerShard {
                 Some(TalkerName::new(&[namespace])),
                 Some(TalkerName::new(&verb_and_resource)),
                 Some(TalkerName::new(&[address.as_bytes()])),
+                (!tags.is_empty()).then(|| TalkerName::new(&tags)),
                 Some(TalkerName::new(&[user_name])),
                 Some(TalkerName::new(&[user_agent])),
             ],

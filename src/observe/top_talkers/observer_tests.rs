@@ -13,6 +13,7 @@ use crate::observe::top_talkers::shared::DIMENSIONS;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
 use weir_kubernetes::api::UserInfo;
+use weir_limits::rate::policies::enforcer::PolicyNotes;
 
 const OK: RequestOutcome = RequestOutcome::Responded(StatusCode::OK);
 
@@ -34,6 +35,7 @@ fn record(target: &'static str, arrived: Instant) -> Record {
         counted_as: None,
         decision: None,
         rule: None,
+        policies: None,
         audit: None,
         is_logged: false,
         trace_context: None,
@@ -134,6 +136,12 @@ fn requests_with_cached_keys_count_like_the_first_one() {
         record.user_agent = Some(HeaderValue::from_static(user_agent));
         let address = format!("10.0.0.{}", random.u8(0..4));
         record.peer = SocketAddr::new(address.parse().unwrap(), random.u16(..));
+        let tags = [&[][..], &["ci"], &["ci", "nightly"]][random.usize(0..3)];
+        record.policies = Some(Arc::new(PolicyNotes {
+            tags: tags.iter().map(|tag| Arc::from(*tag)).collect(),
+            ..PolicyNotes::default()
+        }));
+        let tags = Some(tags.join(",")).filter(|tags| !tags.is_empty());
         shard.on_ended(&record, start);
         let verb = if deletes { "deletecollection" } else { "list" };
         let (namespace, resource) = [("<none>", "nodes"), ("a", "pods"), ("b", "pods")][target];
@@ -143,6 +151,7 @@ fn requests_with_cached_keys_count_like_the_first_one() {
             Some(namespace),
             Some(&*verb_and_resource),
             Some(&*address),
+            tags.as_deref(),
             Some(&*user),
             Some(user_agent),
         ];

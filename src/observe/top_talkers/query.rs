@@ -36,6 +36,8 @@ pub(crate) enum Dimension {
     Resource,
     /// The source address of the connection, without its port.
     SourceAddress,
+    /// The tags that policies give it, joined by commas. Few requests have any.
+    Tag,
     /// The name of the user.
     #[default]
     User,
@@ -87,23 +89,25 @@ impl Window {
 
 impl Dimension {
     /// All dimensions, by name.
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Flow,
         Self::Namespace,
         Self::Resource,
         Self::SourceAddress,
+        Self::Tag,
         Self::User,
         Self::UserAgent,
     ];
 
     /// All dimensions in display order: those that identify the client come first.
-    pub(crate) const DISPLAY_ORDER: [Self; 6] = [
+    pub(crate) const DISPLAY_ORDER: [Self; 7] = [
         Self::User,
         Self::UserAgent,
         Self::SourceAddress,
         Self::Namespace,
         Self::Resource,
         Self::Flow,
+        Self::Tag,
     ];
 
     /// The value of the query parameter `by`.
@@ -114,6 +118,7 @@ impl Dimension {
             Self::Namespace => "namespace",
             Self::Resource => "resource",
             Self::SourceAddress => "sourceAddress",
+            Self::Tag => "tag",
             Self::User => "user",
             Self::UserAgent => "userAgent",
         }

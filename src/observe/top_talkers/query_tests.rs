@@ -45,7 +45,7 @@ fn all_invalid_parameters_are_reported_at_once() {
     assert_eq!(
         wrong.to_string(),
         "window=2m: must be one of 1m, 5m, 60m\n\
-         by=pod: must be one of flow, namespace, resource, sourceAddress, user, userAgent\n\
+         by=pod: must be one of flow, namespace, resource, sourceAddress, tag, user, userAgent\n\
          sort=size: must be one of bytes, queueWait, rejections, requests, seatSeconds\n\
          limit=0: must be a number from 1 to 50\n\
          limit=x: must be a number from 1 to 50\n\

@@ -203,7 +203,7 @@ fn count_user(shard: &WorkerShard, user: &str, weights: Weights) {
     let user = user_name(user.as_bytes());
     shard.count(
         None,
-        [None, None, None, None, talker_name(&[&user]), None],
+        [None, None, None, None, None, talker_name(&[&user]), None],
         weights,
     );
 }
@@ -492,7 +492,15 @@ fn a_long_name_is_truncated() {
     }
     shard.count(
         None,
-        [None, None, None, None, talker_name(&[&[0xff; 300]]), None],
+        [
+            None,
+            None,
+            None,
+            None,
+            None,
+            talker_name(&[&[0xff; 300]]),
+            None,
+        ],
         one_request(),
     );
     let top = talkers.top_at(

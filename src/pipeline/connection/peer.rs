@@ -15,7 +15,7 @@ use crate::upstream::headers::forwarded_for::address_value;
 use crate::upstream::requester::Requester;
 use weir_base::source_network::source_network;
 use weir_kubernetes::api::UserInfo;
-use weir_limits::rate::clients::enforcer::RequestSource;
+use weir_limits::RequestSource;
 use weir_limits::rejection_hold::ConnectionRetryTimes;
 
 /// How many bodies of one HTTP/2 connection are drained at once, so that endless streams cannot

@@ -11,6 +11,7 @@ use weir_limits::levers::{LeverAction, LeverRejection};
 use weir_limits::max_in_flight::MaxInFlightRejection;
 use weir_limits::rate::clients::enforcer::ClientLimitRejection;
 use weir_limits::rate::events::enforcer::EventRejection;
+use weir_limits::rate::policies::enforcer::PolicyRejection;
 
 /// The Status of upstream's EventRateLimit plugin. Without `Retry-After` it equals upstream's.
 fn too_many_events(rejected: &EventRejection) -> Status {
@@ -56,6 +57,7 @@ pub(crate) fn limit_status(rejection: &Rejection) -> Status {
             ("weir/memory-limit", message.to_owned())
         }
         Rejection::Fairness(rejected) => level_rejection(rejected),
+        Rejection::Policy(rejected) => policy_rejection(rejected),
         Rejection::Lever { lever, .. } => lever_rejection(lever),
         Rejection::MaxInFlight(MaxInFlightRejection { kind, limit }) => {
             let (cause, flag, what) = match kind {
@@ -105,6 +107,22 @@ fn lever_rejection(rejected: &LeverRejection) -> (&'static str, String) {
             ),
         ),
     }
+}
+
+/// Cause and message of a policy's rejection.
+fn policy_rejection(rejected: &PolicyRejection) -> (&'static str, String) {
+    let (cause, what) = match rejected.is_by_limit {
+        true => ("weir/policy-limit", "allows no more of such requests"),
+        false => ("weir/policy", "rejects such requests"),
+    };
+    let message = match &rejected.message {
+        Some(message) => message.clone(),
+        None => format!(
+            "weir's policy {:?} {what}; please try again later",
+            rejected.policy
+        ),
+    };
+    (cause, message)
 }
 
 /// Cause and message of a priority level's rejection.

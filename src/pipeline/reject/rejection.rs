@@ -27,6 +27,7 @@ use crate::upstream::headers::request_head::UnencodableUser;
 use crate::upstream::loop_detection::LoopRejection;
 use weir_kubernetes::api::Status;
 use weir_kubernetes::request_info::{Query, TargetError};
+use weir_limits::rate::policies::enforcer::PolicyRejection;
 use weir_limits::rejection_hold::HoldPolicy;
 
 /// `Retry-After` of a request that did not reach the API server, in seconds. client-go takes 1 for
@@ -60,6 +61,8 @@ pub(crate) enum RequestRejection {
     Connect,
     /// A lever has ended the request while the API server worked on it. Why; may be empty.
     Ended(Arc<str>),
+    /// A policy denies the request.
+    Denied(PolicyRejection),
     /// The upstream did not respond.
     Forward(ForwardError),
     /// Go's server would respond before any handler.
@@ -186,6 +189,7 @@ impl RequestRejection {
             Self::Body(BodyReadError::TooLarge(_)) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Body(BodyReadError::TooSlow) => StatusCode::REQUEST_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Denied(_) => StatusCode::FORBIDDEN,
             Self::Forward(ForwardError::ShareExceeded(_)) => StatusCode::TOO_MANY_REQUESTS,
             Self::Forward(error) if error.is_unsent() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forward(_) => StatusCode::BAD_GATEWAY,
@@ -239,6 +243,7 @@ impl RequestRejection {
             | Self::Body(_)
             | Self::Connect
             | Self::Ended(_)
+            | Self::Denied(_)
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
             | Self::HeadersTooLong
@@ -294,6 +299,7 @@ impl RequestRejection {
         match self {
             Self::BadRequest(_)
             | Self::Connect
+            | Self::Denied(_)
             | Self::HeadTimeout
             | Self::HeadersTooLong
             | Self::Impersonation(_)
@@ -342,6 +348,7 @@ impl RequestRejection {
             | Self::Body(_)
             | Self::Connect
             | Self::Ended(_)
+            | Self::Denied(_)
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
             | Self::HeadersTooLong
@@ -397,6 +404,7 @@ impl RequestRejection {
                 "weir/blocked",
                 format!("an operator has ended this request (weir ctl): {why}"),
             ),
+            Self::Denied(denial) => denied(denial),
             Self::Forward(error) => upstream_failure(error),
             Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message()),
             Self::HeadersTooLong => headers_too_long(),
@@ -435,6 +443,13 @@ impl RequestRejection {
 
 /// Reason, cause, and message.
 type StatusParts = (&'static str, &'static str, String);
+
+fn denied(denial: &PolicyRejection) -> StatusParts {
+    let message = denial.message.clone();
+    let message = message
+        .unwrap_or_else(|| format!("weir's policy {:?} denies such requests", denial.policy));
+    ("Forbidden", "weir/policy", message)
+}
 
 fn headers_too_long() -> StatusParts {
     let message = format!("the request's headers are longer than {MAX_HEADER_BYTES} bytes");

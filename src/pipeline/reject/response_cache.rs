@@ -89,7 +89,7 @@ impl RejectionResponseCache {
         let retry_after = paced_retry_after.unwrap_or_else(|| rejection.retry_after());
         let key = match rejection {
             // There are as many texts as keys, so they are encoded when needed.
-            Rejection::ClientLimit(_) | Rejection::EventRateLimit(_) => {
+            Rejection::ClientLimit(_) | Rejection::EventRateLimit(_) | Rejection::Policy(_) => {
                 return EncodedStatus::from_rejection(rejection, None).to_response(encoding);
             }
             Rejection::Fairness(rejected) => HashKey::of(

@@ -1,4 +1,4 @@
-//! Admission: levers and rates first, then the seats, once enough of the body has arrived.
+//! Admission: levers, policies and rates first, then the seats, once enough of the body has arrived.
 //!
 //! A new lever is in force on what waits, too: while a request waits, wherever that is, it also waits
 //! for a lever that rejects it.
@@ -8,6 +8,7 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 
 use crate::flowcontrol::controller::RequestTimes;
+use crate::identity::Authentication;
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::backlog_holder;
 use crate::limits::levers::LeverCheck;
@@ -21,7 +22,7 @@ use crate::pipeline::reject::body_drain::RequestBodyState;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::steps::arrival::RequestDeadline;
 use crate::pipeline::steps::request_body::{BodyPrefix, BodyReadTime};
-use crate::pipeline::steps::upgrade::RequestedUpgrade;
+use crate::pipeline::steps::upgrade::{RequestedUpgrade, UpgradeRequest};
 use crate::pipeline::trace::Trace;
 use crate::upstream::requester::SlotHolder;
 use weir_base::clock::Clock;
@@ -36,19 +37,28 @@ pub(crate) struct Admitted {
     pub(crate) reserved: Option<ReservedResponse>,
 }
 
+/// How a request was authenticated, and the upgrade that it asks for.
+#[derive(Clone, Copy)]
+pub(crate) struct PresentedCredential<'a> {
+    pub(crate) auth: &'a Authentication,
+    pub(crate) upgrade: Option<&'a UpgradeRequest>,
+}
+
 impl Pipeline {
-    /// Checks the levers and the limits.
+    /// Checks the levers, the policies and the limits.
     pub(crate) async fn admit(
         &self,
         attributes: &AdmissionAttributes<'_>,
         received: ReceivedHead<'_>,
         body: &mut RequestBodyState,
-        upgrade: RequestedUpgrade,
+        credential: PresentedCredential<'_>,
         deadline: Option<RequestDeadline>,
         trace: &mut Trace,
     ) -> Result<Admitted, RequestRejection> {
         let mut check = LeverCheck::default();
         self.check_levers(&mut check, attributes, received, false)?;
+        let policies = self.check_policies(attributes, received, credential.auth, trace)?;
+        let upgrade = self.requested_upgrade(credential.auth, credential.upgrade);
         let passed = self.pass_limits(attributes, received, body, upgrade, deadline, trace);
         let mut passed = pin!(passed);
         let first = std::future::poll_fn(|context| Poll::Ready(passed.as_mut().poll(context)));
@@ -61,7 +71,10 @@ impl Pipeline {
             }
         };
         Ok(Admitted {
-            permit: admitted.permit.with_levers(check.into_permit()),
+            permit: admitted
+                .permit
+                .with_levers(check.into_permit())
+                .with_policies(policies),
             ..admitted
         })
     }

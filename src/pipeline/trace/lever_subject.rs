@@ -14,8 +14,8 @@ use crate::pipeline::trace::record::Record;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::AdmissionAttributes;
+use weir_limits::RequestSource;
 use weir_limits::levers::Lever;
-use weir_limits::rate::clients::enforcer::RequestSource;
 
 /// What levers match of a request in flight.
 #[derive(Clone)]

@@ -38,6 +38,7 @@ use weir_base::clock::Clock;
 use weir_base::metrics::GaugeGuard;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::measures_response_size;
+use weir_limits::rate::policies::enforcer::PolicyNotes;
 use weir_limits::throttling::memory_budget::{MemoryBudget, MemoryReservation};
 
 pub use crate::pipeline::trace::request_metrics::RequestMetrics;
@@ -193,6 +194,13 @@ impl Trace {
         }
         if let Some(guard) = &mut self.record {
             guard.record.counted_as = counted_as.cloned();
+        }
+    }
+
+    /// Records what policies say of the request.
+    pub(super) fn record_policies(&mut self, notes: PolicyNotes) {
+        if let Some(guard) = self.record.as_mut().filter(|_| !notes.is_empty()) {
+            guard.record.policies = Some(Arc::new(notes));
         }
     }
 

@@ -23,6 +23,7 @@ use crate::pipeline::trace::trace_context::TraceContext;
 use weir_base::clock::Clock;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::{RequestInfo, TargetError};
+use weir_limits::rate::policies::enforcer::PolicyNotes;
 
 /// Targets, user agents, proxy addresses and users are usually no longer than this together, in
 /// bytes.
@@ -56,6 +57,8 @@ pub struct Record {
     pub decision: Option<FlowControlDecision>,
     /// The rule of `clientLimits` that rejected the request.
     pub rule: Option<Arc<str>>,
+    /// What policies say of the request, if any does.
+    pub policies: Option<Arc<PolicyNotes>>,
     /// The request's trace, if it is sampled.
     pub trace_context: Option<Box<TraceContext>>,
     /// The outcome of the request.
@@ -178,6 +181,7 @@ impl RecordGuard {
                 counted_as: None,
                 decision: None,
                 rule: None,
+                policies: None,
                 trace_context: None,
                 outcome: RequestOutcome::NoResponse,
                 sent_bytes: 0,
@@ -280,6 +284,7 @@ mod tests {
                 counted_as: None,
                 decision: None,
                 rule: None,
+                policies: None,
                 trace_context: None,
                 outcome: RequestOutcome::NoResponse,
                 sent_bytes: 0,

@@ -23,6 +23,7 @@ mod matcher;
 mod mismatch;
 mod names;
 mod policies;
+mod rule_index;
 mod rules;
 mod subjects;
 #[cfg(test)]

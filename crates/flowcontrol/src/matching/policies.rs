@@ -1,10 +1,11 @@
 //! An ordered list of rules with subjects, in which the first match wins.
 //!
 //! All subjects are looked up at once. Only the rules whose subjects include the user are
-//! evaluated.
+//! evaluated. With an index, subjects are looked up only where verb and resource may match.
 
 use super::digest::RequestDigest;
 use super::mismatch::Mismatch;
+use super::rule_index::RuleIndex;
 use super::rules::Rules;
 use super::subjects::{ListBits, Subjects};
 use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;
@@ -19,6 +20,7 @@ pub struct Policies {
 /// As many rules as one [`Subjects`] supports.
 #[derive(Clone, Debug)]
 struct PolicyBlock {
+    index: Option<RuleIndex>,
     subjects: Subjects,
     /// Rules and the index of their entry, by the bit of their subjects.
     rules: Box<[(Rules, usize)]>,
@@ -28,11 +30,25 @@ impl Policies {
     /// Compiles the entries. Their indices are their positions.
     #[must_use]
     pub fn new<'p>(entries: impl IntoIterator<Item = &'p [PolicyRulesWithSubjects]>) -> Self {
+        Self::compile(entries, false)
+    }
+
+    /// Compiles entries of which most are for few resources and verbs.
+    #[must_use]
+    pub fn indexed<'p>(entries: impl IntoIterator<Item = &'p [PolicyRulesWithSubjects]>) -> Self {
+        Self::compile(entries, true)
+    }
+
+    fn compile<'p>(
+        entries: impl IntoIterator<Item = &'p [PolicyRulesWithSubjects]>,
+        is_indexed: bool,
+    ) -> Self {
         let entries = entries.into_iter().enumerate();
         let rules: Vec<(&PolicyRulesWithSubjects, usize)> = entries
             .flat_map(|(n, entry)| entry.iter().map(move |rules| (rules, n)))
             .collect();
         let blocks = rules.chunks(Subjects::MAX_LISTS).map(|chunk| PolicyBlock {
+            index: is_indexed.then(|| RuleIndex::new(chunk.iter().map(|(rules, _)| *rules))),
             subjects: Subjects::new(chunk.iter().map(|(rules, _)| &rules.subjects[..])),
             rules: chunk
                 .iter()
@@ -83,7 +99,15 @@ impl Policies {
 
 impl PolicyBlock {
     fn matching_entries(&self, request: &RequestDigest<'_>) -> impl Iterator<Item = usize> {
-        set_bits(self.subjects.lists_of(request.user))
+        let may_match = match &self.index {
+            Some(index) => index.candidates(request),
+            None => ListBits::MAX,
+        };
+        let candidates = match may_match {
+            0 => 0,
+            may_match => may_match & self.subjects.lists_of(request.user),
+        };
+        set_bits(candidates)
             .filter_map(|bit| self.rules.get(bit))
             .filter(|(rules, _)| rules.matches(request))
             .map(|(_, entry)| *entry)

@@ -196,6 +196,18 @@ const STANDARD_VERBS: [Verb; 16] = [
     Verb::Watch,
 ];
 
+/// The number of values of [`verb_index`].
+pub(super) const VERB_COUNT: usize = OTHER_VERB + 1;
+
+/// The index of all verbs without a variant.
+pub(super) const OTHER_VERB: usize = STANDARD_VERBS.len();
+
+/// An index for each verb with a variant, and one for all others.
+#[expect(clippy::as_conversions, reason = "at most 32")]
+pub(super) fn verb_index(verb: &Verb) -> usize {
+    (verb_bit(verb).trailing_zeros() as usize).min(OTHER_VERB)
+}
+
 /// The verb's bit. 0 for a verb without a variant.
 const fn verb_bit(verb: &Verb) -> u32 {
     match verb {

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::admission_attributes::AdmissionAttributes;
+use crate::admission_attributes::{AdmissionAttributes, RequestSource};
 use crate::levers::protected::ProtectedRequesters;
 use crate::levers::setting::LeverSetting;
 use crate::levers::target::{LeverTarget, MAX_VALUES};
-use crate::rate::clients::enforcer::RequestSource;
 use crate::throttling::token_bucket::{Rate, TokenBucket, retry_after_seconds};
 use weir_kubernetes::numeric::saturating_u64;
 

@@ -26,8 +26,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::admission_attributes::AdmissionAttributes;
-use crate::rate::clients::enforcer::RequestSource;
+use crate::admission_attributes::{AdmissionAttributes, RequestSource};
 
 pub use self::lever::{
     Lever, LeverAction, LeverCounts, LeverKey, LeverRejection, LeverSnapshot, LeverSpec,

@@ -7,8 +7,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::admission_attributes::AdmissionAttributes;
-use crate::rate::clients::enforcer::RequestSource;
+use crate::admission_attributes::{AdmissionAttributes, RequestSource};
 use weir_kubernetes::api::UserInfo;
 
 /// Before the namespace and the name of a service account in the name of its user.

@@ -9,9 +9,8 @@ use super::{
     LeverSetting, LeverSettings, LeverSpec, LeverTarget, LimitShare, MAX_DURATION, MAX_LEVERS,
     ProtectedRequesters, TooManyLevers, TotalOverride, format_seconds,
 };
-use crate::admission_attributes::AdmissionAttributes;
+use crate::admission_attributes::{AdmissionAttributes, RequestSource};
 use crate::enforcement::EnforcementOverride;
-use crate::rate::clients::enforcer::RequestSource;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;
 

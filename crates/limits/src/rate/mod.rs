@@ -1,11 +1,12 @@
-//! Rate limits: client limits and event limits, which are checked before a request queues for a
-//! seat.
+//! Policies, client limits and event limits, which are checked before a request queues for a seat.
 
 mod bucket_table;
 pub mod clients;
 pub mod events;
+mod keyed_slots;
 pub mod lru;
 pub mod lru_key;
+pub mod policies;
 pub mod snapshot;
 pub mod spin_lock;
 pub mod top_keys;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use crate::enforcement::EnforcementSwitch;
 use crate::rate::clients::enforcer::ClientLimits;
 use crate::rate::events::enforcer::EventRateLimit;
+use crate::rate::policies::enforcer::RequestPolicies;
 use crate::rate::snapshot::RateLimitSnapshot;
 use crate::shared_limits::source::Sharing;
 use weir_base::metrics::Registry;
@@ -27,6 +29,8 @@ pub struct RateLimitsConfig {
     pub events: Option<events::enforcer::EventRateLimitConfig>,
     /// The rules of `clientLimits`.
     pub clients: Vec<clients::config::ClientLimitRule>,
+    /// The policies, in their order.
+    pub policies: Vec<policies::config::PolicyRule>,
 }
 
 /// The rate limits that are configured.
@@ -36,6 +40,8 @@ pub struct RateLimits {
     pub events: Option<EventRateLimit>,
     /// The client limits, if there are rules.
     pub clients: Option<ClientLimits>,
+    /// The policies, if there are any.
+    pub policies: Option<RequestPolicies>,
     /// How the buckets are shared with other replicas, if they are.
     sharing: Option<Sharing>,
     /// Whether the limits are enforced.
@@ -43,7 +49,7 @@ pub struct RateLimits {
 }
 
 impl RateLimits {
-    /// Whether any limit is configured.
+    /// Whether any rate limit is configured. Policies are none.
     #[must_use]
     pub const fn is_configured(&self) -> bool {
         self.events.is_some() || self.clients.is_some()
@@ -84,12 +90,20 @@ impl RateLimits {
     /// requests hold of them, are not lost.
     #[must_use]
     pub fn replaced_by(&self, config: &RateLimitsConfig, registry: &Registry) -> Self {
-        let RateLimitsConfig { events, clients } = config;
+        let RateLimitsConfig {
+            events,
+            clients,
+            policies,
+        } = config;
         let rules = Some(clients).filter(|rules| !rules.is_empty());
+        let policies = Some(policies).filter(|rules| !rules.is_empty());
         if let (Some(gone), None) = (&self.events, events) {
             gone.remove_gauges(registry);
         }
         if let (Some(gone), None) = (&self.clients, rules) {
+            gone.remove_gauges(registry);
+        }
+        if let (Some(gone), None) = (&self.policies, policies) {
             gone.remove_gauges(registry);
         }
         let sharing = self.sharing.as_ref();
@@ -104,9 +118,14 @@ impl RateLimits {
                 registry,
             )
         };
+        let with_policies = |rules: &Vec<_>| {
+            let earlier = self.policies.as_ref();
+            RequestPolicies::replacing(earlier, rules, &self.enforcement, sharing, registry)
+        };
         Self {
             events: events.as_ref().map(with_events),
             clients: rules.map(with_rules),
+            policies: policies.map(with_policies),
             sharing: self.sharing.clone(),
             enforcement: Arc::clone(&self.enforcement),
         }
@@ -119,7 +138,8 @@ impl RateLimits {
         let dry_run = self.events_are_dry_run();
         let events = events.map(|limit| RateLimitSnapshot { dry_run, ..limit });
         let clients = self.clients.iter().flat_map(ClientLimits::snapshot);
-        events.chain(clients).collect()
+        let policies = self.policies.iter().flat_map(RequestPolicies::snapshot);
+        policies.chain(events).chain(clients).collect()
     }
 
     /// The keys with the most rejections, for operators: one line each, tab-separated.
@@ -130,7 +150,9 @@ impl RateLimits {
         let events = events.map(|(kind, keys)| (format!("EventRateLimit/{}", kind.name()), keys));
         let clients = self.clients.iter().flat_map(ClientLimits::top_keys);
         let clients = clients.map(|(rule, keys)| (format!("clientLimits/{rule}"), keys));
-        for (limit, keys) in events.chain(clients) {
+        let policies = self.policies.iter().flat_map(RequestPolicies::top_keys);
+        let policies = policies.map(|(policy, keys)| (format!("policies/{policy}"), keys));
+        for (limit, keys) in policies.chain(events).chain(clients) {
             for top in keys {
                 let (n, error) = (top.rejections, top.error);
                 let limit = escape(&limit);
@@ -150,11 +172,11 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::admission_attributes::AdmissionAttributes;
+    use crate::admission_attributes::{AdmissionAttributes, RequestSource};
     use crate::rate::clients::config::{
         ClientDistinguisher, ClientLimitResponse, ClientLimitRule, LongRunningLimits,
     };
-    use crate::rate::clients::enforcer::{ClientLimitPermit, RequestSource};
+    use crate::rate::clients::enforcer::ClientLimitPermit;
     use crate::throttling::token_bucket::Rate;
     use weir_kubernetes::api::UserInfo;
     use weir_kubernetes::api::flowcontrol::{
@@ -198,6 +220,7 @@ mod tests {
         RateLimitsConfig {
             events: None,
             clients: rules.to_vec(),
+            policies: Vec::new(),
         }
     }
 

@@ -107,6 +107,7 @@ impl Simulation {
             number,
             first_at,
             arrived: self.now,
+            policies: None,
         })
     }
 
@@ -154,6 +155,19 @@ impl Simulation {
         let now = self.epoch.instant(self.now);
         let deadline =
             (!info.long_running()).then(|| now + timeout.unwrap_or(self.request_timeout));
+        let attributes = AdmissionAttributes {
+            info: &info,
+            user: &attempt.client.user,
+        };
+        let unix_second = attempt.request.at_us.div_euclid(1_000_000);
+        let client = &attempt.client;
+        match self
+            .rates
+            .check_policies(&attributes, client, now, unix_second)
+        {
+            Ok(permit) => attempt.policies = permit,
+            Err(why) => return self.reject_at_once(attempt, &why),
+        }
         let attributes = AdmissionAttributes {
             info: &info,
             user: &attempt.client.user,

@@ -176,7 +176,12 @@ impl Simulation {
         let client = request.attempt.request.client;
         let class = (why.by, request.groups.schema);
         let user = &request.attempt.client.user.name;
-        let held = self.holds.hold(now, client, user, class, why);
+        // A denial has no Retry-After, and is sent at once.
+        let is_denial = why.by == RejectedBy::Policy && why.retry_after.is_none();
+        let held = match is_denial {
+            true => None,
+            false => self.holds.hold(now, client, user, class, why),
+        };
         let mut received = self.now;
         if let Some((until, hold)) = held {
             let later = until.saturating_duration_since(now).as_nanos();

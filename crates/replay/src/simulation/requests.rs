@@ -12,6 +12,7 @@ use crate::logged::LoggedRequest;
 use weir_flowcontrol::fairqueuing::queue_set::RequestKey;
 use weir_flowcontrol::work_estimator::watch_tracker::Registration;
 use weir_limits::rate::clients::enforcer::{ChargedRequest, ClientLimitPermit};
+use weir_limits::rate::policies::enforcer::PolicyPermit;
 use weir_limits::rejection_hold::HoldId;
 
 /// A request that a client sends, perhaps again.
@@ -27,6 +28,8 @@ pub(super) struct Attempt {
     pub(super) first_at: SimTime,
     /// When this one arrived.
     pub(super) arrived: SimTime,
+    /// The slots of policies, until it ends.
+    pub(super) policies: Option<PolicyPermit>,
 }
 
 /// A request that its client will repeat. There may be some 100,000 of them, so it is small.

@@ -17,8 +17,11 @@ use weir_explain::explainer::{ConcurrencyPolicy, ExplainedPolicies};
 use weir_flowcontrol::bootstrap;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::document;
+use weir_kubernetes::document::Diagnostics;
 use weir_limits::max_in_flight::MaxInFlightConfig;
 use weir_limits::rate::RateLimitsConfig;
+use weir_limits::rate::policies::config::parse_policies;
 
 const MS: u64 = 1_000_000;
 
@@ -302,4 +305,45 @@ fn a_day_without_requests_is_skipped_and_any_time_is_taken() {
         .total;
     assert_eq!(total.arrivals, 5);
     assert_conserved(&total, "any time");
+}
+
+#[test]
+fn policies_reject_in_a_replay_what_they_would_when_they_are_enforced() {
+    let rule = |name: &str, verb: &str, lines: &str| {
+        format!(
+            "- name: {name}\n  enforcement: DryRun\n  rules: [{{subjects: [{{kind: User, user: {{name: alice}}}}], resourceRules: [{{verbs: [{verb}], apiGroups: [''], resources: [pods, pods/exec], clusterScope: true, namespaces: ['*']}}]}}]\n  {lines}\n"
+        )
+    };
+    let text = rule(
+        "lists",
+        "list",
+        "conditions: [{name: a, expression: request.options.limit == 0}]\n  until: 1970-01-01T00:00:10Z\n  deny: {}",
+    ) + &rule("one", "get", "limit: {inFlight: 1}");
+    let mut diagnostics = Diagnostics::default();
+    let nodes = document::parse_all("weir.yaml", &text, &mut diagnostics);
+    let mut configured = max_in_flight(100, 100);
+    configured.limits.rates.policies = parse_policies(&nodes[0], "policies", &mut diagnostics);
+    assert_eq!(diagnostics.to_string(), "");
+    let mut log = TestLog::default();
+    for (at, url, user) in [
+        (0, "/api/v1/pods", "alice"),
+        (100, "/api/v1/pods?limit=5", "alice"),
+        (200, "/api/v1/pods", "bob"),
+        // Two at a time, then one after the other.
+        (1000, "/api/v1/namespaces/a/pods/p", "alice"),
+        (1001, "/api/v1/namespaces/a/pods/p", "alice"),
+        (3000, "/api/v1/namespaces/a/pods/p", "alice"),
+        (4000, "/api/v1/namespaces/a/pods/p", "alice"),
+        // It has ended.
+        (10_000, "/api/v1/pods", "alice"),
+    ] {
+        log.add(at, "GET", url, user, 50);
+    }
+    let model = ReplayModel {
+        clients: ClientBehaviour::Open,
+        ..ReplayModel::default()
+    };
+    let run = log.simulate(&configured, model).run;
+    assert_eq!((run.total.executed, run.total.rejected), (6, 2));
+    assert_eq!(run.total.rejected_by, BTreeMap::from([("policy", 2)]));
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::Args;
 
 use crate::cli::config_resolver::single_file::FileKind;
-use crate::cli::flags::origin::{AUTHENTICATION, CLIENT_LIMITS};
+use crate::cli::flags::origin::{AUTHENTICATION, CLIENT_LIMITS, POLICIES};
 use crate::cli::flags::{ServeArgs, origin};
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Content, Diagnostics, Node, SourceLocation};
@@ -47,7 +47,7 @@ impl SettingNames {
     pub(super) fn new() -> Self {
         let command = ServeArgs::augment_args(clap::Command::new("serve"));
         let flags = command.get_arguments().filter_map(clap::Arg::get_long);
-        let others = [CLIENT_LIMITS, AUTHENTICATION].map(origin::flag_name);
+        let others = [CLIENT_LIMITS, POLICIES, AUTHENTICATION].map(origin::flag_name);
         Self(flags.map(str::to_owned).chain(others).collect())
     }
 

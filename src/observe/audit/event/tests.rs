@@ -52,6 +52,7 @@ fn entry_from_event(event: &Value) -> AuditEntry {
         response_started: false,
         decision: None,
         rule: None,
+        policies: None,
         outcome: RequestOutcome::Responded(code),
         phase: if long_running {
             AuditPhase::ResponseStarted

@@ -1,21 +1,20 @@
 //! Enforces the rules of `clientLimits`: matches, delays, rejects and counts requests.
 
 use parking_lot::Mutex;
-use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use prometheus::IntCounter;
 
-use crate::admission_attributes::AdmissionAttributes;
+use crate::admission_attributes::{AdmissionAttributes, RequestSource};
 use crate::enforcement::EnforcementSwitch;
 use crate::rate::clients::config::{ClientDistinguisher, ClientLimitResponse, ClientLimitRule};
-use crate::rate::clients::keyed_slots::{KeyedSlotHandle, KeyedSlots};
 use crate::rate::clients::metrics::{ClientLimitMetrics, ClientRuleMetrics};
 use crate::rate::clients::summary::rule_summary;
 use crate::rate::clients::tables::{
     ClientLimitDecision, ClientLimitKind, ClientLimitRequest, ClientRuleTables, ObjectWriteOutcome,
 };
+use crate::rate::keyed_slots::{KeyedSlotHandle, KeyedSlots};
 use crate::rate::lru_key::{LruKey, LruKeyHasher};
 use crate::rate::snapshot::RateLimitSnapshot;
 use crate::rate::spin_lock::spin_lock;
@@ -31,15 +30,6 @@ use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// The prefix of the user names of service accounts.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
-
-/// The source of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestSource<'r> {
-    /// The source address of the connection.
-    pub address: IpAddr,
-    /// The header `User-Agent`.
-    pub user_agent: &'r [u8],
-}
 
 /// A request that a rule has rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,6 @@
 
 pub mod config;
 pub mod enforcer;
-mod keyed_slots;
 mod metrics;
 mod refill;
 mod summary;

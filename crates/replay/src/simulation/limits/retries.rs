@@ -98,6 +98,7 @@ const fn limiter(by: RejectedBy) -> u8 {
         RejectedBy::ConcurrencyLimit | RejectedBy::QueueFull | RejectedBy::TimeOut => 1,
         RejectedBy::EventRateLimit => 2,
         RejectedBy::MaxInFlight => 3,
+        RejectedBy::Policy => 4,
     }
 }
 

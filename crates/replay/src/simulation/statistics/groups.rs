@@ -17,16 +17,18 @@ pub(crate) enum RejectedBy {
     ConcurrencyLimit,
     EventRateLimit,
     MaxInFlight,
+    Policy,
     QueueFull,
     TimeOut,
 }
 
 impl RejectedBy {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::ClientLimit,
         Self::ConcurrencyLimit,
         Self::EventRateLimit,
         Self::MaxInFlight,
+        Self::Policy,
         Self::QueueFull,
         Self::TimeOut,
     ];
@@ -38,6 +40,7 @@ impl RejectedBy {
             Self::ConcurrencyLimit => "concurrency-limit",
             Self::EventRateLimit => "event-rate-limit",
             Self::MaxInFlight => "max-in-flight",
+            Self::Policy => "policy",
             Self::QueueFull => "queue-full",
             Self::TimeOut => "time-out",
         }
