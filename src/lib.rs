@@ -52,7 +52,9 @@ pub(crate) mod written_first;
 pub mod x509;
 
 // Any bytes, for what reads those of peers and files
-#[cfg(any(test, fuzzing))]
+#[cfg(all(fuzzing, not(test)))]
+pub mod fuzzing;
+#[cfg(test)]
 pub mod fuzzing;
 
 // The program

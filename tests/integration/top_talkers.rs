@@ -245,7 +245,7 @@ async fn invalid_parameters_are_a_400_that_lists_valid_ones() {
     assert_eq!(
         response.text(),
         "window=1h: must be one of 1m, 5m, 60m\n\
-         by=pods: must be one of flow, namespace, resource, sourceAddress, user, userAgent\n\
+         by=pods: must be one of flow, namespace, resource, sourceAddress, tag, user, userAgent\n\
          limit=1000: must be a number from 1 to 50\n"
     );
 }

@@ -7,7 +7,9 @@ pub(crate) mod close_reason;
 pub(crate) mod connection_guard;
 pub mod connection_shares;
 pub(crate) mod frame_scanner;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(fuzzing, not(test)))]
+pub(crate) mod head_model_tests;
+#[cfg(test)]
 pub(crate) mod head_model_tests;
 pub(crate) mod head_monitor;
 pub(crate) mod idle_timeout;

@@ -389,12 +389,12 @@ impl<M: AuthMode> ServerPools<M> {
         kind: RequestTraits,
         tried: &[Arc<ApiServer>],
     ) -> Result<Choice<M>, ForwardError> {
-        let deadline = match self.choose(kind, tried) {
-            Err(ForwardError::NoServer) if self.servers.list().has_gated() => {
-                Clock.now() + GATE_PATIENCE
-            }
+        match self.choose(kind, tried) {
+            Err(ForwardError::NoServer) => {}
             chosen => return chosen,
-        };
+        }
+        // Also where none is waited for: it may have passed since the choice.
+        let deadline = Clock.now() + GATE_PATIENCE;
         self.servers.wait_for_gates(deadline).await?;
         self.choose(kind, tried)
     }

@@ -484,12 +484,6 @@ impl ServerList {
         self.verify
     }
 
-    /// Whether a server gets no requests because its `/readyz` has to pass first.
-    pub(crate) fn has_gated(&self) -> bool {
-        let now = Clock.now();
-        self.servers.iter().any(|server| server.is_gated(now))
-    }
-
     /// Chooses the server of a request that `tried` have failed.
     pub(crate) fn pick(
         &self,

@@ -18,8 +18,10 @@ pub mod go_duration;
 mod info;
 mod list_options;
 mod metric_labels;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(fuzzing, not(test)))]
 pub mod model_tests;
+#[cfg(test)]
+mod model_tests;
 mod path;
 mod query;
 mod request_kind;

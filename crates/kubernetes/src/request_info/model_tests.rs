@@ -863,6 +863,7 @@ fn shrink(method: &str, mut target: Vec<u8>) -> Vec<u8> {
 ///
 /// # Panics
 /// They differ.
+#[cfg(fuzzing)]
 pub fn compare_bytes(bytes: &[u8]) {
     let mut parts = bytes.splitn(2, |byte| *byte == b'\n');
     let (method, target) = (parts.next(), parts.next());

@@ -167,7 +167,7 @@ impl Capacity {
     ///
     /// Cancel safety: later changes do not happen.
     pub(crate) async fn follow(&self, changes: &[CapacityChange]) {
-        let start = tokio::time::Instant::now();
+        let start = tokio::time::Instant::from_std(time::now());
         for change in changes {
             tokio::time::sleep_until(start + change.after).await;
             self.state()

@@ -31,8 +31,10 @@ mod fifo;
 mod queue;
 mod request_slab;
 mod set;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(fuzzing, not(test)))]
 pub mod tests;
+#[cfg(test)]
+mod tests;
 mod virtual_time;
 
 pub use self::decisions::{Arrival, Departure, Effects, Queuing, RejectReason};

@@ -5,7 +5,10 @@
 #[cfg(test)]
 mod examples;
 mod model;
+#[cfg(all(fuzzing, not(test)))]
 pub mod randomized;
+#[cfg(test)]
+mod randomized;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]

@@ -289,12 +289,14 @@ fn run_random_steps(seeds: std::ops::Range<u64>, steps: usize, shape: LoadProfil
 }
 
 /// The most steps that are made of some bytes.
+#[cfg(fuzzing)]
 const MOST_STEPS: usize = 2000;
 
 /// Runs the calls that these bytes choose, on the set and on its model.
 ///
 /// # Panics
 /// They differ, or an invariant does not hold.
+#[cfg(fuzzing)]
 pub fn run_steps(bytes: &[u8]) {
     let rng = &mut SplitMix64(0, bytes.iter().copied().collect());
     let shape = LoadProfile {

@@ -12,8 +12,10 @@ mod event_fields;
 mod event_parser;
 mod field_types;
 mod json;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(fuzzing, not(test)))]
 pub mod model_tests;
+#[cfg(test)]
+mod model_tests;
 mod protobuf;
 #[cfg(test)]
 mod tests;

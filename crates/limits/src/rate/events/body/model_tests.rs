@@ -1225,6 +1225,7 @@ fn damage(random: &mut Rng, body: &[u8]) -> Vec<u8> {
 ///
 /// # Panics
 /// They differ.
+#[cfg(fuzzing)]
 pub fn compare_bytes(bytes: &[u8]) {
     let Some((choice, body)) = bytes.split_first() else {
         return;
