@@ -3,6 +3,7 @@
 //! random changes.
 
 use std::cell::RefCell;
+use std::net::Ipv4Addr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -18,12 +19,13 @@ use crate::server::connection::frame_scanner::FrameScanner;
 use crate::server::connection::head_model_tests;
 use crate::server::proxy_protocol::parse_source_address;
 use crate::x509::Certificate;
+use weir_cel::{Condition, ConditionInput};
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
-use weir_kubernetes::api::flowcontrol;
+use weir_kubernetes::api::{UserInfo, flowcontrol};
 use weir_kubernetes::document::{Diagnostics, parse_all};
 use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::rate::events::body::EventEncoding;
-use weir_limits::rate::{clients, events};
+use weir_limits::rate::{clients, events, policies};
 
 /// A target: its name, and what it does.
 pub type Target = (&'static str, fn(&[u8]));
@@ -42,6 +44,7 @@ pub const TARGETS: &[Target] = &[
     ("handover-message", handover_message),
     ("server-metrics", server_metrics),
     ("configuration", configuration),
+    ("policy-condition", policy_condition),
     ("audit-log", audit_log),
     ("queue-set", queue_set),
 ];
@@ -200,12 +203,40 @@ fn configuration(bytes: &[u8]) {
     }
     for document in &documents {
         let _ = clients::config::parse_rules(document, "clientLimits", diagnostics);
+        let _ = policies::config::parse_policies(document, "policies", diagnostics);
     }
     let _ = authentication_config::decode_documents(&documents, diagnostics);
     let _ = events::config::parse_configuration("file", text, diagnostics);
     let _ = events::config::parse_admission_configuration("file", text, diagnostics);
     let _ = AuditPolicy::parse("file", text, diagnostics);
     let _ = diagnostics.to_string();
+}
+
+/// A request's target and a condition of a policy, with a newline between them.
+fn policy_condition(bytes: &[u8]) {
+    let mut parts = bytes.splitn(2, |byte| *byte == b'\n');
+    let target = parts.next().unwrap_or_default();
+    let (Ok(info), Some(Ok(text))) = (
+        RequestInfo::parse("GET", target),
+        parts.next().map(str::from_utf8),
+    ) else {
+        return;
+    };
+    let user = UserInfo {
+        name: "alice".to_owned(),
+        groups: vec!["dev".to_owned()],
+        ..UserInfo::default()
+    };
+    if let Ok(condition) = Condition::compile(text) {
+        let input = ConditionInput {
+            info: &info,
+            user: &user,
+            is_verified: true,
+            user_agent: b"kubectl/v1.36",
+            source_address: Ipv4Addr::LOCALHOST.into(),
+        };
+        let _ = condition.evaluate(&input); // it is met, or not, or has no value
+    }
 }
 
 /// A log, perhaps compressed.
