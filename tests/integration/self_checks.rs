@@ -1,6 +1,7 @@
 //! weir's checks of itself against the API server: whether its front proxy certificate is trusted,
 //! and its own permissions.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -225,6 +226,7 @@ async fn missing_permissions_are_logged_at_startup_with_the_role_that_grants_the
         &kubeconfig_yaml(upstream.address, "", "token: t"),
     );
     let mut weir = WeirProcess::start(files, &kubeconfig_flags(&[])).await;
+    let mut early = None;
     for (resource, role) in [
         ("tokenreviews", "system:auth-delegator"),
         (
@@ -233,7 +235,10 @@ async fn missing_permissions_are_logged_at_startup_with_the_role_that_grants_the
         ),
         ("/openid/v1/jwks", "system:service-account-issuer-discovery"),
     ] {
-        let mut exchange = next_access_review(&mut upstream).await;
+        let mut exchange = match early.take() {
+            Some(exchange) => exchange,
+            None => next_access_review(&mut upstream).await,
+        };
         assert_eq!(
             exchange.request.headers.get("authorization"),
             Some("Bearer t")
@@ -243,19 +248,21 @@ async fn missing_permissions_are_logged_at_startup_with_the_role_that_grants_the
         exchange
             .respond(201, "{\"status\":{\"allowed\":false}}")
             .await;
-        if resource == "tokenreviews" {
-            // A right is missing: weir asks which user it is, for the command that gives the right.
-            let exchange = loop {
-                let exchange = upstream.next_exchange().await;
-                if exchange.request.target == REVIEW {
-                    break exchange;
+        // A right is missing: weir asks which user it is, for the command that gives the right. So does the
+        // control socket, at any time.
+        let mut line = pin!(weir.next_log_line(resource));
+        let line = loop {
+            tokio::select! {
+                line = &mut line => break line,
+                exchange = upstream.next_exchange_without_timeout() => {
+                    if exchange.request.target.ends_with("/selfsubjectaccessreviews") {
+                        early = Some(exchange);
+                    } else {
+                        answer_own_calls(exchange).await;
+                    }
                 }
-                exchange.respond(200, "{}").await;
-            };
-            let user = r#"{"status":{"userInfo":{"username":"system:serviceaccount:ops:weir"}}}"#;
-            exchange.respond(201, user).await;
-        }
-        let line = weir.next_log_line(resource).await;
+            }
+        };
         assert!(line.contains("WARN") && line.contains(role), "{line}");
         let command = "kubectl create clusterrole weir:";
         assert!(
@@ -276,6 +283,16 @@ async fn next_access_review(upstream: &mut FakeUpstream) -> Exchange {
         {
             return exchange;
         }
+        answer_own_calls(exchange).await;
+    }
+}
+
+/// Answers which user weir is, and nothing else.
+async fn answer_own_calls(exchange: Exchange) {
+    if exchange.request.target == REVIEW {
+        let user = r#"{"status":{"userInfo":{"username":"system:serviceaccount:ops:weir"}}}"#;
+        exchange.respond(201, user).await;
+    } else {
         exchange.respond(200, "{}").await;
     }
 }
