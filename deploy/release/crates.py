@@ -133,7 +133,7 @@ def licences(packages):
                 same = other.get("repository") == package.get("repository") is not None
                 if same and expression(other) == expression(package):
                     own = own or texts_of(other)
-        if not own and expression(package) == "Apache-2.0":
+        if not own and "Apache-2.0" in expression(package).split(" OR "):
             # This licence has one text for all, without a name or a year: weir's own copy is it.
             own = {"no file; the Apache License 2.0": Path("LICENSE").read_text(encoding="utf-8")}
         if not own:
