@@ -110,7 +110,7 @@ impl WriteProgress {
     }
 
     /// For tests of the streams.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn unobserved() -> Self {
         use crate::pipeline::response::deadlines::SlowTransfers;
         use weir_base::metrics::Registry;
