@@ -130,7 +130,7 @@ fn jwt(bytes: &[u8]) {
     let _ = KeySet::from_pem(bytes); // likewise
 }
 
-/// Lines of a head. What is left once those of identity are removed names nobody.
+/// Header lines. After the identity headers are removed, no header names a user.
 fn identity_headers(bytes: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in bytes.split(|byte| *byte == b'\n') {

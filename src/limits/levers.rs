@@ -79,7 +79,7 @@ pub(crate) trait LeverRecorder: fmt::Debug + Send + Sync {
 pub(crate) struct LeverChange<'a> {
     pub(crate) kind: LeverChangeKind,
     pub(crate) lever: &'a Lever,
-    /// Who has changed it. Nobody has if it has ended in time.
+    /// Who changed it. `None`: it ended by itself.
     pub(crate) by: &'a Operator,
 }
 

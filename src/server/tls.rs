@@ -54,8 +54,8 @@ pub fn cipher_suites(provider: &CryptoProvider) -> Vec<(String, CipherSuite)> {
 }
 
 impl ListenerTlsConfig {
-    /// What of the provider is used. Without a choice, the post-quantum key exchange comes first: clients
-    /// that know it offer it, and what they send is safe from whoever records it.
+    /// The part of the provider that is used. The post-quantum key exchange comes first: a recording of the
+    /// connection stays unreadable.
     fn crypto(&self, provider: &CryptoProvider) -> CryptoProvider {
         let mut provider = provider.clone();
         let is_tls13 =

@@ -1,7 +1,7 @@
 //! Levers that replicas send each other, and which replica has them.
 //!
-//! Each replica sends to each other one all that it has, whoever has set it. So one that joins or was
-//! away gets what is in force from any of the others. Nothing of it is in a Lease, which others may
+//! Each replica sends all its levers to every other replica, also those that it received. So a replica
+//! that joins or was away gets the levers in force from any of the others. Nothing of it is in a Lease, which others may
 //! write.
 
 use std::collections::BTreeMap;
