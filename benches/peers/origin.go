@@ -2,6 +2,7 @@
 // kube-apiserver has it.
 //
 //	GET /api/v1/...          1 KiB of JSON, after burning -cpu of CPU time
+//	GET /api/v1/.../pods     370 KB of JSON, after burning -list-cpu of CPU time
 //	GET /api/v1/...?watch=1  an event at once, then one for each POST /event
 //	POST /event              sends an event to all watches; answers with how many there are
 //	GET /count               how many answers of /api/ there were so far
@@ -24,6 +25,7 @@ import (
 	"log"
 	"net/http"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -182,11 +184,14 @@ func main() {
 	cert := flag.String("cert", "tls.crt", "certificate")
 	key := flag.String("key", "tls.key", "its key")
 	cpu := flag.Duration("cpu", 0, "CPU time for each answer")
+	listCPU := flag.Duration("list-cpu", 0, "CPU time for a list")
 	http1 := flag.Bool("http1", false, "speak HTTP/1.1 only")
 	filters := flag.Bool("filters", false, "do what kube-apiserver's filters do around an answer")
 	flag.Parse()
 
 	body := bytes.Repeat([]byte("x"), 1024)
+	// 50 Pods of a real cluster.
+	list := bytes.Repeat([]byte("x"), 370_000)
 	// 300 bytes: an update of a small object.
 	event := append(bytes.Repeat([]byte("e"), 300), '\n')
 	open := &watches{all: map[chan []byte]struct{}{}}
@@ -200,8 +205,13 @@ func main() {
 	api := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.URL.Query().Get("watch") == "" {
-			burn(*cpu)
-			w.Write(body)
+			if strings.HasSuffix(r.URL.Path, "/pods") {
+				burn(*listCPU)
+				w.Write(list)
+			} else {
+				burn(*cpu)
+				w.Write(body)
+			}
 			answered.Add(1)
 			return
 		}
