@@ -51,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cpu", default="350us", help="the origin's CPU time for an answer (default 350us)")
     parser.add_argument("--calm", default="16,64,200", help="connections without a storm (default 16,64,200)")
     parser.add_argument("--storm", default="700,2000,5000", help="connections that never back off, weir only")
+    parser.add_argument("--no-peers", action="store_true", help="no nginx and no HAProxy")
     parser.add_argument("--protocols", default="auto", help="of weir towards the origin, by commas: auto, http1, http2")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("target/storm.json"), help="where results go")
     return parser.parse_args()
@@ -65,6 +66,8 @@ def proxies(folder: pathlib.Path, options: argparse.Namespace) -> list[peers.Pee
         peers.nginx(folder, 19001, ORIGIN_PORT, 2),
         peers.haproxy(folder, 19002, ORIGIN_PORT, 2, "http/1.1"),
     ]
+    if options.no_peers:
+        found = []
     found = [peer for peer in found if subprocess.run(["which", peer.command[0]], capture_output=True, check=False).returncode == 0]
     port = 19010
     for name, build in builds:
