@@ -1,14 +1,22 @@
 //! Warnings about rate limits and policies: EventRateLimit, `clientLimits` and `policies`.
 
+use std::net::Ipv4Addr;
+
 use super::authenticators::Authenticators;
 use super::finding::LintFinding;
 use super::flow_schemas::lint_rules;
 use super::rule::Rule;
+use weir_flowcontrol::matching::{Policies, RequestDigest};
+use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;
+use weir_kubernetes::api::user::GROUP_AUTHENTICATED;
 use weir_kubernetes::document::Node;
+use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::rate::clients::config::ClientLimitRule;
 use weir_limits::rate::events::config::{EventLimitConfig, LimitType};
 use weir_limits::rate::policies::config::{PolicyAction, PolicyRule};
+use weir_limits::rate::policies::request::PolicyRequest;
+use weir_limits::{AdmissionAttributes, RequestSource};
 
 /// A list in a document, and its path.
 #[derive(Clone, Copy, Debug)]
@@ -138,12 +146,135 @@ pub fn lint_policies(
             let (rule, field) = (Rule::PolicyUserUnverified, format!("[{n}].deny"));
             findings.push(place.finding(rule, &field, message.to_owned()));
         }
+        let hit = control_plane_hits(policy, unix_second);
+        if !hit.is_empty() {
+            let (does, key) = match policy.action {
+                PolicyAction::Deny(_) => ("denies", "deny"),
+                PolicyAction::Reject { .. } => ("rejects", "reject"),
+                PolicyAction::Limit(_) | PolicyAction::Tag(_) => ("limits", "limit"),
+            };
+            let message = format!("it {does} what keeps the cluster alive: {}", hit.join(", "));
+            let field = format!("[{n}].{key}");
+            findings.push(place.finding(Rule::PolicyHitsControlPlane, &field, message));
+        }
         if policy.until.is_some_and(|until| until <= unix_second) {
             let message = "the time has passed: the policy does nothing".to_owned();
             findings.push(place.finding(Rule::PolicyEnded, &format!("[{n}].until"), message));
         }
     }
     findings
+}
+
+/// What keeps a cluster alive: what it is, method, target, user and groups.
+const CONTROL_PLANE: [(&str, &str, &str, &str, &[&str]); 9] = [
+    (
+        "heartbeats of nodes",
+        "PUT",
+        "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node-1",
+        "system:node:node-1",
+        &["system:nodes"],
+    ),
+    (
+        "status of nodes",
+        "PATCH",
+        "/api/v1/nodes/node-1/status?timeout=10s",
+        "system:node:node-1",
+        &["system:nodes"],
+    ),
+    (
+        "reviews of tokens",
+        "POST",
+        "/apis/authentication.k8s.io/v1/tokenreviews",
+        "system:node:node-1",
+        &["system:nodes"],
+    ),
+    (
+        "reviews of accesses",
+        "POST",
+        "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+        "system:node:node-1",
+        &["system:nodes"],
+    ),
+    (
+        "watches of nodes",
+        "GET",
+        "/api/v1/pods?allowWatchBookmarks=true&fieldSelector=spec.nodeName%3Dnode-1&watch=true",
+        "system:node:node-1",
+        &["system:nodes"],
+    ),
+    (
+        "leader election of the controller manager",
+        "PUT",
+        "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-controller-manager",
+        "system:kube-controller-manager",
+        &[],
+    ),
+    (
+        "bindings of the scheduler",
+        "POST",
+        "/api/v1/namespaces/default/pods/a/binding",
+        "system:kube-scheduler",
+        &[],
+    ),
+    (
+        "controllers of kube-system",
+        "GET",
+        "/api/v1/pods?limit=500&resourceVersion=0",
+        "system:serviceaccount:kube-system:replicaset-controller",
+        &[
+            "system:serviceaccounts",
+            "system:serviceaccounts:kube-system",
+        ],
+    ),
+    (
+        "administrators of system:masters",
+        "GET",
+        "/api/v1/namespaces/kube-system",
+        "kubernetes-super-admin",
+        &["system:masters"],
+    ),
+];
+
+/// Which requests of [`CONTROL_PLANE`] a policy stops or limits.
+fn control_plane_hits(policy: &PolicyRule, unix_second: i64) -> Vec<&'static str> {
+    if matches!(policy.action, PolicyAction::Tag(_)) {
+        return Vec::new();
+    }
+    let rules = Policies::new([&policy.rules[..]]);
+    let is_hit = |method: &str, target: &str, name: &str, groups: &[&str]| {
+        let groups = [GROUP_AUTHENTICATED]
+            .into_iter()
+            .chain(groups.iter().copied());
+        let user = UserInfo {
+            name: name.to_owned(),
+            groups: groups.map(str::to_owned).collect(),
+            ..UserInfo::default()
+        };
+        let Ok(info) = RequestInfo::parse(method, target.as_bytes()) else {
+            return false; // never: they are constants, and a test reads them
+        };
+        let request = PolicyRequest {
+            attributes: AdmissionAttributes {
+                info: &info,
+                user: &user,
+            },
+            source: RequestSource {
+                address: Ipv4Addr::LOCALHOST.into(),
+                user_agent: b"kubelet/v1.36.2",
+            },
+            is_verified: true,
+        };
+        let digest = RequestDigest::new(&info, &user);
+        rules.matching_entries(&digest).next().is_some()
+            && policy
+                .matches(&request, unix_second)
+                .unwrap_or(policy.applies_on_error)
+    };
+    CONTROL_PLANE
+        .iter()
+        .filter(|(_, method, target, user, groups)| is_hit(method, target, user, groups))
+        .map(|(what, ..)| *what)
+        .collect()
 }
 
 fn has_verb(rules: &[PolicyRulesWithSubjects], verbs: &[&str]) -> bool {
@@ -200,6 +331,47 @@ mod tests {
         };
         let findings = lint_policies(&policies, place, None, verifies_tokens, now);
         findings.iter().map(|finding| finding.rule).collect()
+    }
+
+    #[test]
+    fn a_policy_that_stops_the_control_plane_is_found_whether_it_is_named_or_not() {
+        let policy = |subject: &str, resources: &str, does: &str| {
+            format!(
+                "- name: a\n  rules: [{{subjects: [{subject}], resourceRules: [{{verbs: ['*'], apiGroups: ['*'], resources: [{resources}], clusterScope: true, namespaces: ['*']}}]}}]\n  {does}"
+            )
+        };
+        let all = "{kind: Group, group: {name: 'system:authenticated'}}";
+        let alice = "{kind: User, user: {name: alice}}";
+        let spared = "conditions: [{name: a, expression: \"!('system:nodes' in request.groups) && !request.user.startsWith('system:') && !('system:masters' in request.groups)\"}]\n  deny: {}";
+        for (policy, hits) in [
+            (policy(all, "'*'", "deny: {}"), CONTROL_PLANE.len()),
+            (
+                policy(all, "'*'", "limit: {requests: {qps: 1, burst: 1}}"),
+                CONTROL_PLANE.len(),
+            ),
+            (policy(all, "leases", "reject: {}"), 2),
+            (
+                policy(
+                    "{kind: Group, group: {name: 'system:masters'}}",
+                    "'*'",
+                    "deny: {}",
+                ),
+                1,
+            ),
+            (policy(all, "'*'", "tag: x"), 0),
+            (policy(all, "'*'", spared), 0),
+            (policy(alice, "'*'", "deny: {}"), 0),
+            (policy(all, "secrets", "deny: {}"), 0),
+        ] {
+            let mut diagnostics = Diagnostics::default();
+            let nodes = document::parse_all("weir.yaml", &policy, &mut diagnostics);
+            let policies = parse_policies(&nodes[0], "policies", &mut diagnostics);
+            assert_eq!(diagnostics.to_string(), "", "{policy}");
+            let found = control_plane_hits(&policies[0], 0);
+            assert_eq!(found.len(), hits, "{policy}: {found:?}");
+            let is_reported = lint(&policy, true, 0).contains(&Rule::PolicyHitsControlPlane);
+            assert_eq!(is_reported, hits > 0, "{policy}");
+        }
     }
 
     #[test]
