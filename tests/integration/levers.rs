@@ -1105,15 +1105,36 @@ async fn a_lever_of_weir_ctl_stays_at_a_reload_and_is_in_the_log() {
     upstream.next_exchange().await.respond(200, "{}").await;
     assert_eq!(call.response().await.status, 200);
 
+    let brief = ctl(&weir, &["block", "--user", "dave", "--for", "1s"]).await;
+    assert!(brief.stdout.starts_with("lever 4 "), "{}", brief.stdout);
+    weir.wait_for_metric("weir_levers{action=\"block\"}", 0.0)
+        .await;
+    for total in ["30", "31"] {
+        let total = ctl(&weir, &["total", total]).await;
+        assert_eq!(total.code, Some(0), "{}", total.stderr);
+    }
+
     weir.send_signal("TERM").await;
     assert!(weir.wait_for_exit().await.success());
     let log = fs::read_to_string(weir.files.path().join("audit.log")).unwrap();
-    let events = log.lines().map(|line| serde_json::from_str(line).unwrap());
-    let events: Vec<Value> = events
-        .filter(|event: &Value| event["requestURI"] == "/weir/levers/1")
-        .collect();
-    let verbs: Vec<_> = events.iter().map(|event| &event["verb"]).collect();
-    assert_eq!(verbs, ["create", "delete"], "{log}");
+    let events_of = |lever: &str| -> Vec<Value> {
+        let events = log.lines().map(|line| serde_json::from_str(line).unwrap());
+        events
+            .filter(|event: &Value| event["requestURI"] == format!("/weir/levers/{lever}"))
+            .collect()
+    };
+    for (lever, user, end) in [
+        ("1", "weir:control-socket", "undone"),
+        ("4", "weir:time", "in time"),
+        ("5", "weir:control-socket", "replaced"),
+    ] {
+        let events = events_of(lever);
+        let verbs: Vec<_> = events.iter().map(|event| &event["verb"]).collect();
+        assert_eq!(verbs, ["create", "delete"], "{log}");
+        assert_eq!(events[1]["user"]["username"], user, "{log}");
+        assert_eq!(events[1]["annotations"]["weir/end"], end, "{log}");
+    }
+    let events = events_of("1");
     let user = &events[0]["user"];
     assert_eq!(user["username"], "weir:control-socket");
     assert_eq!(user["extra"]["weir/claimed-name"], json!(["carol"]));

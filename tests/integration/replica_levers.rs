@@ -1,5 +1,8 @@
 //! A lever that an operator sets at one replica is in force at all of them.
 
+use std::fs;
+
+use serde_json::{Value, json};
 use weir_playground::PlaygroundSettings;
 
 use crate::authentication::PlaygroundCluster;
@@ -44,7 +47,13 @@ impl ReplicaGroup {
             "--peer-allowed-names=weir-peer",
         ]);
         flags.retain(|flag| !flag.starts_with("--control-socket"));
-        flags.push("--control-socket=control.sock".to_owned());
+        flags.extend(
+            [
+                "--control-socket=control.sock",
+                "--audit-log-path=audit.log",
+            ]
+            .map(str::to_owned),
+        );
         WeirProcess::start(files, &flags).await
     }
 }
@@ -111,6 +120,27 @@ async fn a_lever_is_in_force_at_all_replicas_and_ends_at_all() {
     ctl_text(&one, &["total", "33"]).await;
     let list = ctl_text(&two, &["list"]).await;
     assert!(list.contains("total 33"), "{list}");
+
+    let (here, elsewhere) = ("weir:control-socket", "weir:replica");
+    for (mut weir, other, began, ended) in
+        [(one, "two", here, elsewhere), (two, "one", elsewhere, here)]
+    {
+        weir.send_signal("TERM").await;
+        assert!(weir.wait_for_exit().await.success());
+        let log = fs::read_to_string(weir.files.path().join("audit.log")).unwrap();
+        let events = log.lines().map(|line| serde_json::from_str(line).unwrap());
+        let users: Vec<Value> = events
+            .filter(|event: &Value| event["requestURI"] == "/weir/levers/1")
+            .map(|event| event["user"].clone())
+            .collect();
+        let names: Vec<_> = users.iter().map(|user| &user["username"]).collect();
+        assert_eq!(names, [began, ended], "{log}");
+        for user in users {
+            let is_of_replica = user["username"] == "weir:replica";
+            let replica = is_of_replica.then(|| json!([other]));
+            assert_eq!(user["extra"].get("weir/replica"), replica.as_ref(), "{log}");
+        }
+    }
 }
 
 #[tokio::test]
