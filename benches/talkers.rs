@@ -43,6 +43,7 @@ fn record(n: u32) -> Record {
         decision: None,
         rule: None,
         policies: None,
+        dry_run: None,
         trace_context: None,
         audit: None,
         is_logged: false,

@@ -178,7 +178,12 @@ pub enum AdmissionConfig {
         sources: FlowcontrolConfig,
     },
     /// `--enable-priority-and-fairness=false`.
-    MaxInFlight(max_in_flight::MaxInFlightConfig),
+    MaxInFlight {
+        /// The limits.
+        config: max_in_flight::MaxInFlightConfig,
+        /// Whether they are enforced.
+        enforcement: controller::Enforcement,
+    },
 }
 
 /// The sources of flow schemas and priority levels besides the built-in ones. The default has none.
@@ -196,7 +201,7 @@ impl AdmissionConfig {
     pub(crate) const fn cluster(&self) -> Option<&ClusterSourceConfig> {
         match self {
             Self::Fairness { sources, .. } => sources.cluster.as_ref(),
-            Self::MaxInFlight(_) => None,
+            Self::MaxInFlight { .. } => None,
         }
     }
 }

@@ -554,6 +554,7 @@ fn the_metrics_page_matches_the_program() {
             limits: Vec::new(),
             groups: LimitedEventGroups::All,
             retry_after: true,
+            dry_run: false,
         },
         &registry,
     );
@@ -591,6 +592,7 @@ fn the_metrics_page_matches_the_program() {
     let _backlog = AbandonedBacklog::new(&registry);
     let _levers = Levers::new(&registry);
     let _dry_run = weir::limits::register_dry_run(&registry);
+    let _dry_run_rejections = weir::observe::dry_run::register_rejections(&registry);
     let _watch_starts = WatchStarts::new(&registry);
     let _lists = ListBytes::new(|| (1, 1), &registry);
     let _total = TotalMetrics::register(&registry);

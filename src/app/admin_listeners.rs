@@ -72,6 +72,7 @@ impl AdminListeners {
             connection_budget: permanent.connection_budget.clone(),
             total: Arc::clone(&permanent.own_calls.finder),
             outcomes: Arc::clone(&permanent.outcome_counts),
+            dry_run_counts: Arc::clone(&permanent.dry_run_counts),
             top_talkers: Arc::clone(&permanent.talkers),
             configured: Arc::clone(sources),
             config: Arc::clone(&permanent.config_status),

@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::flowcontrol::sources::{ClusterStatus, LiveObjects};
 use crate::limits::limiters::LimiterInForce;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
+use crate::observe::dry_run::DryRunCounts;
 use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::status::sources::ConfiguredSources;
 use crate::pipeline::dependencies::{PipelineSettings, SharedDependencies};
@@ -228,8 +229,10 @@ impl Components {
     ) -> RequestObservers {
         let counts: Arc<dyn RequestObserver> =
             Arc::<OutcomeCounts>::clone(&permanent.outcome_counts);
+        let dry_run: Arc<dyn RequestObserver> =
+            Arc::<DryRunCounts>::clone(&permanent.dry_run_counts);
         self.observers
-            .request_observers([Arc::clone(talkers_shard), counts])
+            .request_observers([Arc::clone(talkers_shard), counts, dry_run])
     }
 
     /// What the status page shows of the configuration.

@@ -27,7 +27,10 @@ pub(super) fn apply_limits(
             let (files, reads_cluster) = (sources.files.clone(), sources.cluster.is_some());
             limiters.apply_fairness(now, *config, total, files, reads_cluster)
         }
-        AdmissionConfig::MaxInFlight(config) => limiters.apply_max_in_flight(now, *config, total),
+        AdmissionConfig::MaxInFlight {
+            config,
+            enforcement,
+        } => limiters.apply_max_in_flight(now, *config, *enforcement, total),
     }
 }
 

@@ -150,7 +150,7 @@ impl Observers {
     /// The observers of one worker: `others` and the logs.
     pub(super) fn request_observers(
         &self,
-        others: [Arc<dyn RequestObserver>; 2],
+        others: [Arc<dyn RequestObserver>; 3],
     ) -> RequestObservers {
         let rejections: Arc<dyn RequestObserver> = Arc::<RejectionLog>::clone(&self.rejections);
         let mut all = Vec::from(others);

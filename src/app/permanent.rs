@@ -15,6 +15,7 @@ use crate::limits::limiters::Limiters;
 use crate::limits::list_bytes::ListBytes;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::watch_starts::WatchStarts;
+use crate::observe::dry_run::DryRunCounts;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::top_talkers::TopTalkers;
@@ -64,6 +65,7 @@ pub(super) struct Permanent {
     pub(super) upstream_log_limiter: Arc<LogLimiter>,
     pub(super) upstream_metrics: Arc<UpstreamMetrics>,
     pub(super) outcome_counts: Arc<OutcomeCounts>,
+    pub(super) dry_run_counts: Arc<DryRunCounts>,
     pub(super) talkers: Arc<TopTalkers>,
 }
 
@@ -129,6 +131,7 @@ impl Permanent {
             metrics: RequestMetrics::register(registry),
             upstream_log_limiter: Arc::default(),
             outcome_counts: Arc::default(),
+            dry_run_counts: Arc::new(DryRunCounts::new(registry)),
             talkers: TopTalkers::new(Clock.now(), 0),
             registry: registry.clone(),
             drain,

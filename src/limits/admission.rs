@@ -15,7 +15,7 @@ use weir_flowcontrol::work_estimator::depends_on_count;
 use weir_kubernetes::api::user::{GROUP_MASTERS, GROUP_NODES};
 use weir_limits::AdmissionAttributes;
 use weir_limits::levers::LeverPermit;
-use weir_limits::max_in_flight::{InFlightPermit, MaxInFlight};
+use weir_limits::max_in_flight::{InFlightPermit, MaxInFlight, MaxInFlightRejection};
 use weir_limits::rate::clients::enforcer::ClientLimitPermit;
 use weir_limits::rate::policies::enforcer::PolicyPermit;
 
@@ -64,10 +64,13 @@ impl Admission {
                     ))
                 }
             }
-            Self::MaxInFlight(limit) => {
-                let slot = limit.admit(attributes).map_err(Rejection::MaxInFlight)?;
-                slot.map(ConcurrencyPermit::Slot)
-            }
+            Self::MaxInFlight(limit) => match limit.admit(attributes) {
+                Ok(slot) => slot.map(ConcurrencyPermit::Slot),
+                Err(rejection) if limit.is_dry_run() => {
+                    Some(ConcurrencyPermit::SparedBy(rejection))
+                }
+                Err(rejection) => return Err(Rejection::MaxInFlight(rejection)),
+            },
         };
         Ok(Permit {
             concurrency,
@@ -117,9 +120,8 @@ impl Admission {
     pub(crate) fn is_queued(&self, attributes: &AdmissionAttributes<'_>) -> bool {
         match self {
             Self::Fairness(controller) => {
-                !self.is_dry_run()
-                    && !bypasses_fairness(attributes.info)
-                    && !controller.is_exempt(attributes.info, attributes.user)
+                !bypasses_fairness(attributes.info)
+                    && controller.is_enforced(attributes.info, attributes.user)
             }
             Self::MaxInFlight(_) => false,
         }
@@ -159,6 +161,8 @@ pub struct Permit {
 enum ConcurrencyPermit {
     Seats(AdmissionPermit),
     Slot(#[expect(dead_code, reason = "kept for its drop")] InFlightPermit),
+    /// No slot: max-in-flight would have rejected the request, but it is a dry run.
+    SparedBy(MaxInFlightRejection),
 }
 
 impl Permit {
@@ -229,6 +233,29 @@ impl Permit {
         self.concurrency = None;
     }
 
+    /// The rejection that a dry run has spared the request.
+    #[must_use]
+    pub(crate) fn dry_run_rejection(&self) -> Option<Rejection> {
+        match &self.concurrency {
+            Some(ConcurrencyPermit::Seats(admitted)) => admitted
+                .dry_run_rejection()
+                .cloned()
+                .map(Rejection::Fairness),
+            Some(ConcurrencyPermit::SparedBy(rejection)) => {
+                Some(Rejection::MaxInFlight(*rejection))
+            }
+            Some(ConcurrencyPermit::Slot(_)) | None => None,
+        }
+    }
+
+    /// The seats of a request that waits in the simulation of a dry run, and may still be rejected.
+    pub(crate) fn simulated_mut(&mut self) -> Option<&mut AdmissionPermit> {
+        match &mut self.concurrency {
+            Some(ConcurrencyPermit::Seats(admitted)) if admitted.is_simulated() => Some(admitted),
+            _ => None,
+        }
+    }
+
     /// Whether the permit holds a seat or slot.
     #[must_use]
     pub(crate) const fn holds_concurrency(&self) -> bool {
@@ -259,7 +286,7 @@ impl Permit {
     pub(crate) fn decision(&self) -> Option<FlowControlDecision> {
         match &self.concurrency {
             Some(ConcurrencyPermit::Seats(admitted)) => Some(admitted.decision()),
-            Some(ConcurrencyPermit::Slot(_)) | None => None,
+            Some(ConcurrencyPermit::Slot(_) | ConcurrencyPermit::SparedBy(_)) | None => None,
         }
     }
 
@@ -268,7 +295,7 @@ impl Permit {
     pub(crate) const fn queue_wait(&self) -> Option<Duration> {
         match &self.concurrency {
             Some(ConcurrencyPermit::Seats(admitted)) => Some(admitted.queue_wait()),
-            Some(ConcurrencyPermit::Slot(_)) | None => None,
+            Some(ConcurrencyPermit::Slot(_) | ConcurrencyPermit::SparedBy(_)) | None => None,
         }
     }
 }

@@ -144,9 +144,11 @@ impl KeptLimiters {
 
     /// Whether priority and fairness is enforced.
     fn enforcement(&self, switch: &EnforcementSwitch) -> Enforcement {
-        match switch.is_dry_run(self.is_dry_run) {
-            true => Enforcement::DryRun,
-            false => Enforcement::Enforce,
+        match switch.get() {
+            EnforcementOverride::Configured if self.is_dry_run => Enforcement::DryRun,
+            EnforcementOverride::Configured => Enforcement::Enforce,
+            EnforcementOverride::DryRun | EnforcementOverride::Lifted => Enforcement::DryRun,
+            EnforcementOverride::Enforced => Enforcement::EnforceAll,
         }
     }
 
@@ -182,7 +184,7 @@ pub(crate) struct LimiterInForce {
 pub fn register_dry_run(registry: &Registry) -> IntGauge {
     registry.gauge(
         "weir_flowcontrol_dry_run",
-        "1 while limits only count, so that requests that apiserver_flowcontrol_* count as rejected or queued were executed at once: by --flowcontrol-enforcement, or by weir ctl dry-run or bypass; 0 otherwise.",
+        "1 while all limits of concurrency only count, so that requests that apiserver_flowcontrol_* count as rejected or queued were executed at once: by --flowcontrol-enforcement, or by weir ctl dry-run or bypass; 0 otherwise.",
     )
 }
 
@@ -220,17 +222,15 @@ impl Limiters {
             live.controller().set_enforcement(enforcement);
         }
         if let Some(limiter) = &kept.max_in_flight {
-            limiter.set_dry_run(self.enforcement.is_dry_run(false));
+            limiter.set_dry_run(self.enforcement.is_dry_run(kept.is_dry_run));
         }
         self.show_dry_run(&kept);
     }
 
     /// Shows whether the limits in force only count.
     fn show_dry_run(&self, kept: &KeptLimiters) {
-        let is_fairness = matches!(kept.configured, Some(Totals::Fairness(_)));
-        let is_configured = is_fairness && kept.is_dry_run;
         self.dry_run
-            .set(self.enforcement.is_dry_run(is_configured).into());
+            .set(self.enforcement.is_dry_run(kept.is_dry_run).into());
     }
 
     /// The flow schemas and priority levels, in force or kept.
@@ -396,11 +396,13 @@ impl Limiters {
         &self,
         now: Instant,
         config: MaxInFlightConfig,
+        enforcement: Enforcement,
         total: Option<u32>,
     ) -> LimiterInForce {
         let mut kept = self.kept.lock();
         kept.configured = Some(Totals::MaxInFlight(config));
         kept.total = total;
+        kept.is_dry_run = enforcement == Enforcement::DryRun;
         self.show_dry_run(&kept);
         let config = kept.slots(total.map_or(config, MaxInFlightConfig::divided));
         if let Some(live) = &kept.fairness {
@@ -416,7 +418,7 @@ impl Limiters {
                 Arc::new(MaxInFlight::with_in_flight(config, in_flight, registry))
             }
         };
-        limiter.set_dry_run(self.enforcement.is_dry_run(false));
+        limiter.set_dry_run(self.enforcement.is_dry_run(kept.is_dry_run));
         kept.max_in_flight = Some(Arc::clone(&limiter));
         kept.apply_reserved(now);
         LimiterInForce {
@@ -458,7 +460,7 @@ mod tests {
             read_only: 3.into(),
             mutating: 1.into(),
         };
-        limiters.apply_max_in_flight(Clock.now(), config, None)
+        limiters.apply_max_in_flight(Clock.now(), config, Enforcement::Enforce, None)
     }
 
     #[tokio::test]

@@ -598,7 +598,7 @@ mod tests {
         };
         let config = AutoTotalConfig::default();
         finder.configure(now, config, false, |total| {
-            limiters.apply_max_in_flight(now, slots, total)
+            limiters.apply_max_in_flight(now, slots, Enforcement::Enforce, total)
         });
         let slots = || limiters.pools().map(|pool| pool.total);
         assert_eq!(slots(), [0, 134, 66]);

@@ -6,6 +6,7 @@ pub mod alarms;
 pub mod audit;
 mod background_writer;
 mod client_text;
+pub mod dry_run;
 pub mod info_metrics;
 pub mod logging;
 pub mod process_metrics;

@@ -572,10 +572,13 @@ async fn a_thousand_connections_with_one_new_token_make_one_review() {
             .start_weir(|config| {
                 config.serving.max_connections = 2 * CLIENTS;
                 // All at a time are more than one user may have.
-                config.admission = AdmissionConfig::MaxInFlight(max_in_flight::MaxInFlightConfig {
-                    read_only: 0.into(),
-                    mutating: 0.into(),
-                });
+                config.admission = AdmissionConfig::MaxInFlight {
+                    config: max_in_flight::MaxInFlightConfig {
+                        read_only: 0.into(),
+                        mutating: 0.into(),
+                    },
+                    enforcement: Enforcement::Enforce,
+                };
             })
             .await,
     );

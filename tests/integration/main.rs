@@ -27,6 +27,7 @@ mod configuration;
 mod connection_pool;
 mod deadlines;
 mod desync;
+mod dry_run;
 mod early_answers;
 mod handover;
 mod handshakes;

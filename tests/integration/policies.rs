@@ -126,7 +126,7 @@ async fn the_audit_log_and_the_talkers_have_tags_and_policies() {
         event.unwrap()["annotations"].clone()
     };
     assert_eq!(of(LIST)["weir/policy-tags"], "reporting");
-    assert_eq!(of(LIST)["weir/policy-dry-run"], "tried");
+    assert_eq!(of(LIST)["weir/dry-run"], "policy/tried");
     assert_eq!(of("/api/v1/secrets")["weir/policy"], "secrets");
     let rows = eventually("the tag is counted", async || {
         let talkers = weir.get_admin("/debug/top_talkers?by=tag").await;

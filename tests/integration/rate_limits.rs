@@ -42,6 +42,7 @@ pub(crate) fn event_limits(
             limits,
             groups: LimitedEventGroups::All,
             retry_after,
+            dry_run: false,
         }),
         clients: Vec::new(),
         policies: Vec::new(),

@@ -115,6 +115,7 @@ async fn full_pipeline() -> FullPipeline {
         }],
         groups: LimitedEventGroups::All,
         retry_after: true,
+        dry_run: false,
     };
     let config = rate::RateLimitsConfig {
         events: Some(events),

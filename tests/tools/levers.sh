@@ -4,7 +4,8 @@
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk curl jq wrk
+export LC_ALL=C.UTF-8 TERM=xterm-256color
+need awk curl jq tmux wrk
 
 # Requests of the flood at a time: many more than there are seats.
 CONNECTIONS=200
@@ -57,6 +58,20 @@ watches() {
 # watch_by USER: until weir ends it.
 watch_by() {
     start "watch-$1" curl -sSN --cacert "$DIR/ca.crt" -H "$(bearer "$1")" "$URL$PODS?watch=1"
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+breaks_alice() {
+    { "$WEIR" status --admin "http://$ADMIN" || true; } | grep -q '^would break 1 user: alice ('
+}
+
+tm() {
+    tmux -S "$WORK/tmux" -f /dev/null "$@"
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+screen_has() {
+    tm capture-pane -p -t top | grep -qE -- "$1"
 }
 
 # flood: its requests never stop.
@@ -117,6 +132,10 @@ check 'with what is configured' 30 "$(metric weir_server_concurrency_limit_seats
 check_ok 'and the flood waits again' within "$LIMIT" many_wait
 ctl dry-run on >"$WORK/dry-run"
 check_ok 'what waited is in the API server while limits only count' within "$LIMIT" many_inside
+check_ok 'the log says whose requests would have been rejected' within "$LIMIT" logged_or_ended front \
+    'would have been rejected: dry run.*user="alice"'
+check_ok 'and weir status: whom it would break' within "$LIMIT" breaks_alice
+check_match 'weir ctl talkers counts them by user' '^alice +[0-9]+ +[0-9]+ +[1-9][0-9]* ' "$(ctl talkers --sort wouldBeRejections --limit 1 | tail -n 1)"
 check_match 'it has ended, too' 'lever 4 has ended: dry-run on' "$(ctl undo 4)"
 check_ok 'and the flood waits' within "$LIMIT" many_wait
 ctl bypass on >"$WORK/bypass"
@@ -127,6 +146,23 @@ check 'a block stays' 429 "$(code alice "$PODS")"
 ctl undo 6 >"$WORK/undone"
 check 'it has ended as well' 'lever 5 has ended: bypass on' "$(ctl bypass off)"
 check_ok 'and the flood waits once more' within "$LIMIT" many_wait
+
+# The same by keys of weir top, in a terminal.
+tm new-session -d -s top -x 120 -y 40 "'$WEIR' top --admin http://$ADMIN --control-socket '$socket'"
+check_ok 'weir top shows the flood' within "$LIMIT" screen_has '^.?alice '
+tm send-keys -t top x
+check_ok 'x shows the command that blocks it' within "$LIMIT" screen_has 'weir ctl block .*--user=alice'
+check 'and does nothing yet' '[]' "$(levers)"
+tm send-keys -t top Enter
+check_ok 'Enter sends it' within "$LIMIT" screen_has 'lever 7 is in force'
+check_ok 'and what waited is gone' within "$LIMIT" none_waits
+tm send-keys -t top Escape
+tm send-keys -t top u
+check_ok 'u shows the command that ends it' within "$LIMIT" screen_has 'weir ctl undo 7'
+tm send-keys -t top Enter
+check_ok 'and ends it' within "$LIMIT" screen_has 'lever 7 has ended'
+check_ok 'the flood waits again' within "$LIMIT" many_wait
+tm kill-server
 signal flood TERM
 finish flood
 watch_by alice

@@ -60,7 +60,7 @@ full_lists() {
     check 'full-lists, dry run: a list without pages passes' 0 \
         "$(code=0; k alice get pods -A --chunk-size=0 >"$WORK/said" 2>&1 || code=$?; echo "$code")"
     check 'and is counted' 1 "$(effects no-full-lists deny DryRun)"
-    check_ok 'and is in the audit log' within "$LIMIT" has_annotation full-lists weir/policy-dry-run no-full-lists
+    check_ok 'and is in the audit log' within "$LIMIT" has_annotation full-lists weir/dry-run policy/no-full-lists
     stopped full-lists
     configured full-lists
     check_ok 'full-lists: kubectl lists in pages' k alice get pods -A

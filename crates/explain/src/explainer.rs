@@ -236,6 +236,7 @@ impl Explainer {
             flow_schema: &found.schema.name,
             priority_level: &found.level.spec.name,
             exempt: found.level.is_exempt(),
+            dry_run: found.schema.is_dry_run || found.level.is_dry_run,
             flow_distinguisher: RequestBytes::from(found.flow_distinguisher),
             queues: dealer.map_or(0, |dealer| dealer.deck_size()),
             hash: found.flow_hash,
@@ -325,6 +326,15 @@ impl Explainer {
             }
             (_, Some(level)) if level.kind == "Exempt" => {
                 Prediction::new("execute", "an exempt level neither queues nor rejects")
+            }
+            (CompiledConcurrency::Fairness { .. }, _)
+                if explanation
+                    .flow_schema_match
+                    .as_ref()
+                    .is_some_and(|found| found.dry_run) =>
+            {
+                let why = "dry run: the flow schema or its priority level only counts";
+                Prediction::new("execute", why)
             }
             (CompiledConcurrency::Fairness { .. }, _) => {
                 Prediction::new("execute", "the level has free seats")

@@ -31,6 +31,7 @@ enum AdmissionMode {
 #[serde(rename_all = "camelCase", default)]
 struct LevelStatus {
     name: String,
+    dry_run: bool,
     kind: LevelKind,
     seats_in_use: u64,
     executing: u64,
@@ -211,7 +212,7 @@ impl LevelsNow {
                 "the running weir has no such level: its configuration is another",
             );
         };
-        if self.status.dry_run || takes_no_seat(explanation) {
+        if self.status.dry_run || level.dry_run || takes_no_seat(explanation) {
             return at_rest.clone();
         }
         let seats = explanation

@@ -48,6 +48,8 @@ pub struct EventLimitCharge<'e> {
     /// What is needed to know the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub needs: Option<&'static str>,
+    /// Whether the limits of events only count.
+    pub dry_run: bool,
 }
 
 /// A rule of `clientLimits` that matches the request.
@@ -125,7 +127,12 @@ impl RateLimitRules {
         info: &'e RequestInfo<'_>,
         user: &'e UserInfo,
     ) -> Option<Vec<EventLimitCharge<'e>>> {
-        let EventRateLimitConfig { limits, groups, .. } = self.events.as_ref()?;
+        let EventRateLimitConfig {
+            limits,
+            groups,
+            dry_run,
+            ..
+        } = self.events.as_ref()?;
         let Some(write) = EventWrite::from_request(info, *groups) else {
             return Some(Vec::new());
         };
@@ -150,6 +157,7 @@ impl RateLimitRules {
                 burst: config.burst,
                 needs: key.as_ref().err().copied(),
                 key: key.ok().map(RequestBytes),
+                dry_run: *dry_run,
             }
         };
         Some(limits.iter().enumerate().map(charge).collect())

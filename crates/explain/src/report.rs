@@ -167,6 +167,8 @@ pub struct FlowSchemaMatchReport<'e> {
     pub priority_level: &'e str,
     /// Whether the level is exempt.
     pub exempt: bool,
+    /// Whether an annotation of the schema or of its level says that it only counts.
+    pub dry_run: bool,
     /// What distinguishes the flow within the schema. Empty if nothing does.
     pub flow_distinguisher: RequestBytes<'e>,
     /// The number of the level's queues.

@@ -87,6 +87,7 @@ fn explainer(concurrency: ConcurrencyPolicy, changes: &str) -> Explainer {
                 limits,
                 groups: LimitedEventGroups::All,
                 retry_after: true,
+                dry_run: false,
             }),
             clients: client_rules(changes),
             policies: policies(),

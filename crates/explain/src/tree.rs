@@ -182,7 +182,8 @@ fn schemas_branch(found: &FlowSchemaMatchReport<'_>, dangling: &[String]) -> Bra
             "{name}: left out, its priority level does not exist"
         ))
     });
-    Branch::new(format!("flow schema: {}", found.flow_schema))
+    let dry_run = if found.dry_run { " (dry run)" } else { "" };
+    Branch::new(format!("flow schema: {}{dry_run}", found.flow_schema))
         .with(tried)
         .with(by_default)
         .with(dangling)
@@ -263,8 +264,9 @@ fn policies_branch(reports: &[PolicyReport<'_>]) -> Branch {
 fn events_branch(charges: Option<&[EventLimitCharge<'_>]>) -> Branch {
     let each = charges.unwrap_or_default().iter().map(|charge| {
         let key = key_text(charge.key.as_ref(), charge.needs);
+        let dry_run = if charge.dry_run { " (dry run)" } else { "" };
         Branch::new(format!(
-            "{} ({}/s, burst {}): {key}",
+            "{}{dry_run} ({}/s, burst {}): {key}",
             charge.r#type, charge.qps, charge.burst
         ))
     });

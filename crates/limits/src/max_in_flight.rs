@@ -158,7 +158,7 @@ impl MaxInFlight {
         self.limit_gauge.reset();
     }
 
-    /// Changes whether requests above a limit are only counted as rejected, and pass without a slot.
+    /// Changes whether requests above a limit pass without a slot. They are counted as rejected.
     pub fn set_dry_run(&self, is_dry_run: bool) {
         self.is_dry_run.store(is_dry_run, Ordering::Relaxed);
     }
@@ -172,7 +172,8 @@ impl MaxInFlight {
     /// Acquires a slot for the request; `None` if it needs none.
     ///
     /// # Errors
-    /// All slots of its kind are in use. Never in a dry run.
+    /// All slots of its kind are in use. In a [dry run](Self::is_dry_run) the request passes
+    /// nevertheless.
     pub fn admit(
         &self,
         attributes: &AdmissionAttributes<'_>,
@@ -192,9 +193,6 @@ impl MaxInFlight {
             None if attributes.user.in_group(GROUP_MASTERS) => Ok(None),
             None => {
                 slots.rejected.fetch_add(1, Ordering::Relaxed);
-                if self.is_dry_run() {
-                    return Ok(None);
-                }
                 Err(MaxInFlightRejection {
                     kind: slots.kind,
                     limit: limit.get(),

@@ -56,7 +56,8 @@ const SPARE_DESCRIPTORS: u64 = 256;
 
 /// The error of flags that have no effect without priority and fairness. An operator would expect
 /// one.
-const NEEDS_FAIRNESS: &str = "only together with --enable-priority-and-fairness: max-in-flight has neither objects nor a dry run";
+const NEEDS_FAIRNESS: &str =
+    "only together with --enable-priority-and-fairness: max-in-flight has no objects";
 
 /// The warning of a client CA without the means to assert its users.
 const UNASSERTED_USERS: &str = "without --proxy-client-cert-file (or --assert-by=impersonation): weir cannot assert the users of client certificates to the API server, and answers 401";
@@ -110,7 +111,9 @@ pub(super) fn resolve_policies(
         return Err(findings);
     };
     let concurrency = match admission {
-        config::AdmissionConfig::MaxInFlight(config) => ConcurrencyPolicy::MaxInFlight(config),
+        config::AdmissionConfig::MaxInFlight { config, .. } => {
+            ConcurrencyPolicy::MaxInFlight(config)
+        }
         config::AdmissionConfig::Fairness { config, sources } => {
             let effective = FlowcontrolSources::from_files(sources.files).merge();
             ConcurrencyPolicy::Fairness {
@@ -353,21 +356,19 @@ impl FlagResolver {
     fn resolve_limits(&mut self, limits: &LimitArgs) -> Option<config::AdmissionConfig> {
         let [read_only, mutating] = limits.inflight();
         if !limits.enable_priority_and_fairness {
-            if limits.flowcontrol_enforcement == Enforcement::DryRun {
-                self.add("flowcontrol-enforcement", NEEDS_FAIRNESS);
-            }
             if !limits.flowcontrol_config.is_empty() {
                 self.add("flowcontrol-config", NEEDS_FAIRNESS);
             }
             if limits.flowcontrol_source == FlowcontrolSource::Cluster {
                 self.add("flowcontrol-source", NEEDS_FAIRNESS);
             }
-            return Some(config::AdmissionConfig::MaxInFlight(
-                max_in_flight::MaxInFlightConfig {
+            return Some(config::AdmissionConfig::MaxInFlight {
+                config: max_in_flight::MaxInFlightConfig {
                     read_only: read_only.into(),
                     mutating: mutating.into(),
                 },
-            ));
+                enforcement: limits.flowcontrol_enforcement,
+            });
         }
         let total = read_only.saturating_add(mutating);
         if total == 0 {

@@ -8,6 +8,7 @@ use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
 use crate::cli::flags::origin::{CLIENT_LIMITS, POLICIES};
 use crate::cli::flags::shared_limit_args::SharedLimitArgs;
 use crate::cli::flags::{EventGroups, LimitArgs};
+use crate::flowcontrol::controller::Enforcement;
 use crate::upstream::tls::parse_roots;
 use weir_kubernetes::document;
 use weir_kubernetes::document::Node;
@@ -59,6 +60,7 @@ impl FlagResolver {
             limits: events,
             groups: limits.event_rate_limit_groups.into(),
             retry_after: limits.event_rate_limit_retry_after,
+            dry_run: limits.event_rate_limit_enforcement == Enforcement::DryRun,
         };
         Some(rate::RateLimitsConfig {
             events: events?.map(enforcer_config),

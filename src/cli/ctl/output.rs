@@ -87,13 +87,16 @@ fn render_talkers(report: &TopTalkersReport) -> String {
     if report.rows.is_empty() {
         return "nothing was seen\n".to_owned();
     }
-    const TITLES: [&str; 6] = ["NAME", "REQUESTS", "REJECTED", "SEAT-S", "QUEUED", "BYTES"];
+    const TITLES: [&str; 7] = [
+        "NAME", "REQUESTS", "REJECTED", "WOULD BE", "SEAT-S", "QUEUED", "BYTES",
+    ];
     let mut rows = vec![TITLES.map(str::to_owned).to_vec()];
     for row in &report.rows {
         rows.push(vec![
             escape(&row.name).into_owned(),
             row.usage.requests.to_string(),
             row.usage.rejections.to_string(),
+            row.usage.would_be_rejections.to_string(),
             format!("{:.1}", row.usage.seat_seconds),
             format!("{:.1}s", row.usage.queue_wait_seconds),
             row.usage.bytes.to_string(),

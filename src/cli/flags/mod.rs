@@ -369,8 +369,8 @@ pub(crate) struct LimitArgs {
     /// force after a restart while the API server is away. Created if it is not there. Each cluster needs one of its own.
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// DryRun lets every request pass priority and fairness at once, and counts what it would have decided. Event and
-    /// client limits still reject; max-in-flight has no dry run.
+    /// DryRun lets every request pass priority and fairness (or max-in-flight) at once, and counts what it would have rejected. A single
+    /// flow schema or priority level does the same by its annotation weir/enforcement: DryRun.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = Enforcement::Enforce)]
     pub(crate) flowcontrol_enforcement: Enforcement,
     /// kube-apiserver's own AdmissionConfiguration, of which the plugin EventRateLimit is used.
@@ -383,6 +383,9 @@ pub(crate) struct LimitArgs {
     /// Which API groups' events are limited: all (the core group and events.k8s.io), or core as kube-apiserver has it.
     #[arg(long, value_name = "GROUPS", value_enum, default_value_t = EventGroups::All)]
     pub(crate) event_rate_limit_groups: EventGroups,
+    /// DryRun lets every event pass, and counts what the limits of events would have rejected.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = Enforcement::Enforce)]
+    pub(crate) event_rate_limit_enforcement: Enforcement,
     /// Send Retry-After with the 429 of an event. kube-apiserver does not, and client-go then drops the event.
     #[arg(
         long,

@@ -230,7 +230,7 @@ fn describe_total(config: &Config) -> String {
 /// Where flow schemas and priority levels come from.
 fn describe_flow_schemas(admission: &AdmissionConfig) -> &'static str {
     match admission {
-        AdmissionConfig::MaxInFlight(_) => "none (--enable-priority-and-fairness=false)",
+        AdmissionConfig::MaxInFlight { .. } => "none (--enable-priority-and-fairness=false)",
         AdmissionConfig::Fairness { sources, .. } => {
             match (&sources.cluster, sources.files.is_empty()) {
                 (Some(_), true) => "the API server's",
@@ -275,7 +275,7 @@ fn seats_and_levels(admission: &AdmissionConfig) -> (u64, usize) {
             let levels = objects.into_iter().filter(is_level);
             (config.server_concurrency_limit.into(), levels.count())
         }
-        AdmissionConfig::MaxInFlight(config) => {
+        AdmissionConfig::MaxInFlight { config, .. } => {
             let limits = [config.read_only, config.mutating].map(|limit| match limit {
                 InFlightLimit::Limited(max) => u64::from(max.get()),
                 InFlightLimit::Unlimited => 0,

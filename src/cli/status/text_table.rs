@@ -78,11 +78,12 @@ fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
     lines.extend(reason_lines("rejections", view_model, |snapshot| {
         &snapshot.rejections
     }));
-    if now.dry_run {
+    if now.dry_run || !now.would_be_rejections.is_empty() {
         let would_be = reason_lines("would-be rejections", view_model, |snapshot| {
             &snapshot.would_be_rejections
         });
         lines.extend(would_be);
+        lines.extend(format::would_break(now));
     }
     lines.push(format!(
         "upstream: {open} connections, {failed} requests without a response"
@@ -174,6 +175,7 @@ fn render_talkers(list: &TopTalkersStatus, options: &ViewOptions) -> String {
         "WAITED",
         "BYTES",
         "REJECTED",
+        "WOULD BE",
         "UP TO SO MANY MORE",
     ];
     let rows = talker_rows(list, options).into_iter().map(|row| {
@@ -184,6 +186,7 @@ fn render_talkers(list: &TopTalkersStatus, options: &ViewOptions) -> String {
             format::duration(row.queue_wait_seconds),
             format::bytes(row.bytes),
             row.rejections.to_string(),
+            row.would_be_rejections.to_string(),
             row.error.to_string(),
         ]
     });

@@ -4,12 +4,24 @@ use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::status::snapshot::{SlotsStatus, StatusSnapshot, ViewedReplicaStatus};
 use weir_kubernetes::encoding::printable::escape;
-use weir_kubernetes::numeric::to_f64;
+use weir_kubernetes::numeric::{saturating_u64, to_f64};
 use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
+use weir_limits::rate::top_keys::TopKey;
 
 /// Block characters of a plot, from low to high.
 const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Whose requests limits would reject that only count; `None` if there are none.
+pub(crate) fn would_break(now: &StatusSnapshot) -> Option<String> {
+    let users = now.would_be_rejected_users;
+    let name = |user: &TopKey| format!("{} ({})", sanitize(&user.key), count(user.rejections));
+    let names: Vec<_> = now.would_be_rejected.iter().map(name).collect();
+    let more = users > saturating_u64(names.len());
+    let plural = if users == 1 { "user" } else { "users" };
+    let rest = if more { ", ..." } else { "" };
+    (users > 0).then(|| format!("would break {users} {plural}: {}{rest}", names.join(", ")))
+}
 
 /// Explains rejection counts under `--flowcontrol-enforcement=DryRun`.
 pub(crate) const DRY_RUN_LABEL: &str = "dry run: levels reject nothing";

@@ -165,6 +165,9 @@ pub(super) fn draw_talkers(
     let minutes = list.window_seconds / 60;
     let (by, count) = (sanitize(&list.by), rows.len());
     let title = format!(" top talkers by {by}, {minutes}m, {count} ");
+    // Only where there are any: the names need the room.
+    let is_dry_run = rows.iter().any(|row| row.would_be_rejections > 0);
+    let would_be = is_dry_run.then_some(("WOULD BE", UsageMeasure::WouldBeRejections));
     let header = [
         ("REQUESTS", UsageMeasure::Requests),
         ("SEAT-S", UsageMeasure::SeatSeconds),
@@ -172,7 +175,7 @@ pub(super) fn draw_talkers(
         ("BYTES", UsageMeasure::Bytes),
         ("REJECTED", UsageMeasure::Rejections),
     ];
-    let header = header.map(|(title, sort)| {
+    let header = header.into_iter().chain(would_be).map(|(title, sort)| {
         highlight_sorted(
             right_aligned(title.to_owned()),
             sort == model.options.talker_sort,
@@ -181,7 +184,8 @@ pub(super) fn draw_talkers(
     let header = Row::new([Cell::from("NAME")].into_iter().chain(header)).dim();
     let rows = rows.into_iter().skip(from).map(|row| {
         let rejected = right_aligned(format::count(row.rejections));
-        Row::new([
+        let would_be = right_aligned(format::count(row.would_be_rejections));
+        let cells = [
             Cell::from(sanitize(&row.name)),
             right_aligned(format::count(row.requests)),
             right_aligned(format::rate(row.seat_seconds)),
@@ -192,9 +196,12 @@ pub(super) fn draw_talkers(
             } else {
                 rejected.dim()
             },
-        ])
+        ];
+        let would_be = is_dry_run.then_some(would_be.yellow());
+        Row::new(cells.into_iter().chain(would_be))
     });
-    let widths = [9, 8, 8, 9, 9].map(Constraint::Length);
+    let widths = [9, 8, 8, 9, 9].into_iter().chain(is_dry_run.then_some(9));
+    let widths = widths.map(Constraint::Length);
     let widths = [Constraint::Min(12)].into_iter().chain(widths);
     let table = Table::new(rows, widths).header(header).block(panel_block(
         title,

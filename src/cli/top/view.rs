@@ -181,7 +181,7 @@ fn rejections_line(now: &StatusSnapshot, view_model: &ViewModel) -> Line<'static
         |snapshot| &snapshot.rejections,
         Style::new().red(),
     ));
-    if now.dry_run {
+    if now.dry_run || !now.would_be_rejections.is_empty() {
         line.push(Span::from("  would be  ").dim());
         let yellow = Style::new().yellow();
         line.extend(reason_spans(
@@ -189,6 +189,9 @@ fn rejections_line(now: &StatusSnapshot, view_model: &ViewModel) -> Line<'static
             |snapshot| &snapshot.would_be_rejections,
             yellow,
         ));
+        line.extend(
+            format::would_break(now).map(|users| Span::from(format!("  {users}")).yellow()),
+        );
     }
     Line::from(line)
 }

@@ -176,6 +176,9 @@ pub(crate) fn compare_talkers(
         top_talkers::UsageMeasure::Rejections => b.rejections.cmp(&a.rejections),
         top_talkers::UsageMeasure::Requests => b.requests.cmp(&a.requests),
         top_talkers::UsageMeasure::SeatSeconds => b.seat_seconds.total_cmp(&a.seat_seconds),
+        top_talkers::UsageMeasure::WouldBeRejections => {
+            b.would_be_rejections.cmp(&a.would_be_rejections)
+        }
     };
     order.then_with(|| a.name.cmp(&b.name))
 }

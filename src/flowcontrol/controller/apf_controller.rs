@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +16,6 @@ use tracing::debug;
 use super::config::{ControllerConfig, Enforcement, RequestTimes};
 use super::configuration::Configuration;
 use super::count_state::ObjectCounting;
-use super::dry_run;
 use super::dry_run::SimulatedRequest;
 #[cfg(feature = "playground")]
 use super::outcome::FlowControlDecision;
@@ -43,7 +43,6 @@ use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::numeric::saturating_u32;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 use weir_limits::in_flight::InFlightMetrics;
-use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// The suggested levels of the control plane and of nodes, besides the exempt ones.
 const CONTROL_PLANE_LEVELS: [&str; 3] = ["leader-election", "node-high", "system"];
@@ -60,8 +59,6 @@ pub struct Controller {
     pub(super) watch_tracker: Arc<Mutex<WatchTracker>>,
     pub(super) object_counts: Mutex<ObjectCounts>,
     pub(super) object_counting: ObjectCounting,
-    /// Limits the log messages about simulated rejections.
-    pub(super) dry_run_log: Arc<LogLimiter>,
     /// The metric of the seats of all levels.
     pub(super) seats_gauge: IntGauge,
 }
@@ -117,7 +114,6 @@ impl Controller {
             watch_tracker: Arc::default(),
             object_counts: Mutex::default(),
             object_counting: ObjectCounting::new(registry),
-            dry_run_log: Arc::default(),
             seats_gauge,
         });
         let levels = Arc::clone(&controller);
@@ -125,10 +121,22 @@ impl Controller {
         controller
     }
 
-    /// Whether decisions are only counted.
+    /// Whether all decisions are only counted.
     #[must_use]
     pub(crate) fn is_dry_run(&self) -> bool {
         self.config.load().enforcement == Enforcement::DryRun
+    }
+
+    /// The names of the levels that only count.
+    #[must_use]
+    pub(crate) fn dry_run_levels(&self) -> BTreeSet<String> {
+        let enforcement = self.config.load().enforcement;
+        let snapshot = self.snapshot.load();
+        let levels = snapshot.matcher.levels().iter();
+        levels
+            .filter(|level| enforcement.is_dry_run(level.is_dry_run))
+            .map(|level| level.spec.name.clone())
+            .collect()
     }
 
     /// Replaces the settings. Requests that wait or execute keep the settings under which they
@@ -144,7 +152,8 @@ impl Controller {
     /// most.
     ///
     /// # Errors
-    /// The request is rejected, to be answered with 429. Never in a dry run.
+    /// The request is rejected, to be answered with 429; not if its flow schema or its priority
+    /// level is a dry run.
     ///
     /// # Cancel safety
     /// A request that waits leaves the queue and is counted as timed out, as upstream.
@@ -155,32 +164,28 @@ impl Controller {
         times: RequestTimes,
     ) -> Result<AdmissionPermit, AdmissionRejection> {
         let now = times.now;
-        let (until, enforcement) = self.queue_deadline(times);
-        let RoutedRequest { arrival, work } =
-            match (self.route_request(now, info, user), enforcement) {
-                (Ok(routed), _) => routed,
-                (Err(rejected), Enforcement::Enforce) => return Err(rejected),
-                (Err(rejected), Enforcement::DryRun) => {
-                    let AdmissionRejection {
-                        route,
-                        reason,
-                        work,
-                        ..
-                    } = rejected;
-                    dry_run::log_rejection(&self.dry_run_log, now, &route, reason);
-                    return Ok(AdmissionPermit {
-                        seat_permit: SeatPermit::empty(route),
-                        dry_run: DryRun::Rejected(reason),
-                        _watch: self.watch_guard(info),
-                        work,
-                        arrived: now,
-                        queue_wait: Duration::ZERO,
-                    });
-                }
-            };
-        let (permit, dry_run, queue_wait) = match (arrival, enforcement) {
-            (ArrivalOutcome::Executing(permit), _) => (permit, DryRun::Admitted, Duration::ZERO),
-            (ArrivalOutcome::Queued(permit), Enforcement::Enforce) => {
+        let config = **self.config.load();
+        let until = times.queue_deadline(config.request_timeout);
+        let is_dry_run = |route: &SchemaRoute| config.enforcement.is_dry_run(route.is_dry_run);
+        let RoutedRequest { arrival, work } = match self.route_request(now, info, user) {
+            Ok(routed) => routed,
+            Err(rejection) if !is_dry_run(&rejection.route) => {
+                return Err(rejection);
+            }
+            Err(rejection) => {
+                return Ok(AdmissionPermit {
+                    seat_permit: SeatPermit::empty(Arc::clone(&rejection.route)),
+                    _watch: self.watch_guard(info),
+                    work: rejection.work,
+                    dry_run: DryRun::Rejected(Box::new(rejection)),
+                    arrived: now,
+                    queue_wait: Duration::ZERO,
+                });
+            }
+        };
+        let (permit, dry_run, queue_wait) = match arrival {
+            ArrivalOutcome::Executing(permit) => (permit, DryRun::Admitted, Duration::ZERO),
+            ArrivalOutcome::Queued(permit) if !is_dry_run(permit.route()) => {
                 let dispatched = wait_for_dispatch_until(permit, until).await;
                 let queue_wait = Clock.now().saturating_duration_since(now);
                 let permit = dispatched.map_err(|(route, retry_after)| AdmissionRejection {
@@ -193,9 +198,9 @@ impl Controller {
                 })?;
                 (permit, DryRun::Admitted, queue_wait)
             }
-            (ArrivalOutcome::Queued(permit), Enforcement::DryRun) => {
+            ArrivalOutcome::Queued(permit) => {
                 let empty_permit = SeatPermit::empty(Arc::clone(permit.route()));
-                let simulated = SimulatedRequest::start(permit, now, until, &self.dry_run_log);
+                let simulated = SimulatedRequest::start(permit, work, now, until);
                 (empty_permit, DryRun::Queued(simulated), Duration::ZERO)
             }
         };
@@ -289,12 +294,14 @@ impl Controller {
         (levels, Some(configuration.fair_fraction()))
     }
 
-    /// The end of the request's time in a queue, and whether it is enforced. The time counts from
-    /// the request's arrival, not from the call of [`admit`](Self::admit).
-    fn queue_deadline(&self, times: RequestTimes) -> (Instant, Enforcement) {
-        let config = **self.config.load();
-        let until = times.queue_deadline(config.request_timeout);
-        (until, config.enforcement)
+    /// Whether the request takes seats, and waits or is rejected where there are none.
+    #[must_use]
+    pub(crate) fn is_enforced(&self, info: &RequestInfo<'_>, user: &UserInfo) -> bool {
+        let snapshot = self.snapshot.load();
+        let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
+        let route = route_for(&snapshot, classification.index);
+        let enforcement = self.config.load().enforcement;
+        !classification.level.is_exempt() && !enforcement.is_dry_run(route.is_dry_run)
     }
 
     /// Whether the request belongs to an exempt level, which neither queues nor rejects.
@@ -306,7 +313,7 @@ impl Controller {
     }
 
     /// The bytes that a list, or the initial events of a watch, is expected to have; 0 if nothing is
-    /// known of them. `None` if its level is exempt or serves the control plane.
+    /// known of them. `None` if its level is exempt, serves the control plane or is a dry run.
     #[must_use]
     pub(crate) fn expected_list_bytes(
         &self,
@@ -316,7 +323,7 @@ impl Controller {
         let snapshot = self.snapshot.load();
         let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
         let level = route_for(&snapshot, classification.index).level.name();
-        let is_spared = classification.level.is_exempt() || CONTROL_PLANE_LEVELS.contains(&level);
+        let is_spared = !self.is_enforced(info, user) || CONTROL_PLANE_LEVELS.contains(&level);
         if is_spared {
             return None;
         }

@@ -59,7 +59,23 @@ pub enum Enforcement {
     /// Requests execute at once. The decisions are only counted.
     #[value(name = "DryRun")]
     DryRun,
-    /// Requests are queued and rejected.
+    /// Requests are queued and rejected, but for those of flow schemas and priority levels whose
+    /// annotation says DryRun.
     #[value(name = "Enforce")]
     Enforce,
+    /// All requests are queued and rejected: an operator overrides the annotations.
+    #[value(skip)]
+    EnforceAll,
+}
+
+impl Enforcement {
+    /// Whether requests of a flow schema execute at once, of which the objects say so or not.
+    #[must_use]
+    pub(crate) const fn is_dry_run(self, by_annotation: bool) -> bool {
+        match self {
+            Self::DryRun => true,
+            Self::Enforce => by_annotation,
+            Self::EnforceAll => false,
+        }
+    }
 }

@@ -99,7 +99,7 @@ pub(super) enum DryRun {
     /// The request is queued.
     Queued(SimulatedRequest),
     /// The request is rejected.
-    Rejected(RejectReason),
+    Rejected(Box<AdmissionRejection>),
 }
 
 /// Counts a watch until it is dropped.
@@ -133,12 +133,27 @@ impl AdmissionPermit {
         self.queue_wait
     }
 
-    /// The reason of the simulated rejection, if the request has been rejected by now.
-    pub(super) fn dry_run_rejection(&self) -> Option<RejectReason> {
+    /// The rejection that a dry run has spared the request. One that waits in the simulation may be
+    /// rejected later: [`report_rejection_to`](Self::report_rejection_to).
+    pub(crate) fn dry_run_rejection(&self) -> Option<&AdmissionRejection> {
         match &self.dry_run {
-            DryRun::Admitted => None,
-            DryRun::Queued(simulated) => simulated.is_timed_out().then_some(RejectReason::TimeOut),
-            DryRun::Rejected(reason) => Some(*reason),
+            DryRun::Admitted | DryRun::Queued(_) => None,
+            DryRun::Rejected(rejection) => Some(rejection),
+        }
+    }
+
+    /// Whether the request waits in the simulation of a dry run.
+    pub(crate) const fn is_simulated(&self) -> bool {
+        matches!(self.dry_run, DryRun::Queued(_))
+    }
+
+    /// If the simulation rejects the request, now or after its end, it calls this.
+    pub(crate) fn report_rejection_to(
+        &mut self,
+        report: impl FnOnce(AdmissionRejection) + Send + 'static,
+    ) {
+        if let DryRun::Queued(simulated) = &mut self.dry_run {
+            simulated.report_rejection_to(Box::new(report));
         }
     }
 
@@ -146,9 +161,9 @@ impl AdmissionPermit {
     /// its seats and is counted as a watch from here on.
     pub(crate) fn mark_initialized(&mut self) {
         self.seat_permit.release();
-        self.dry_run = self
-            .dry_run_rejection()
-            .map_or(DryRun::Admitted, DryRun::Rejected);
+        if self.is_simulated() {
+            self.dry_run = DryRun::Admitted;
+        }
     }
 }
 

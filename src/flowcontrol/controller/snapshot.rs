@@ -48,6 +48,7 @@ impl ConfigSnapshot {
                 ),
                 counters: entry.level.register_schema(&schema.name),
                 level: Arc::clone(&entry.level),
+                is_dry_run: schema.is_dry_run || level.is_dry_run,
             }))
         });
         Self {

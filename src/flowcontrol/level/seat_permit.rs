@@ -39,6 +39,8 @@ pub(crate) struct SchemaRoute {
     pub(crate) level: Arc<PriorityLevel>,
     /// The row of the schema's counters: [`PriorityLevel::register_schema`].
     pub(crate) counters: SchemaSlot,
+    /// Whether the schema or its level says that it only counts.
+    pub(crate) is_dry_run: bool,
 }
 
 /// The outcome of an arrival that was not rejected.

@@ -58,6 +58,8 @@ pub(super) struct AuditEntry {
     pub(super) decision: Option<FlowControlDecision>,
     pub(super) rule: Option<Arc<str>>,
     pub(super) policies: Option<Arc<PolicyNotes>>,
+    /// The limits that only count and would have rejected it, joined by commas.
+    pub(super) dry_run: Option<String>,
     pub(super) outcome: RequestOutcome,
     pub(super) phase: AuditPhase,
     pub(super) received_at: Timestamp,
@@ -291,14 +293,12 @@ impl AuditEntry {
             if let Some(policy) = &notes.rejected_by {
                 all.insert("weir/policy", (&**policy).into());
             }
-            for (key, names) in [
-                ("weir/policy-dry-run", &notes.dry_run),
-                ("weir/policy-tags", &notes.tags),
-            ] {
-                if !names.is_empty() {
-                    all.insert(key, names.join(",").into());
-                }
+            if !notes.tags.is_empty() {
+                all.insert("weir/policy-tags", notes.tags.join(",").into());
             }
+        }
+        if let Some(limits) = &self.dry_run {
+            all.insert("weir/dry-run", limits.as_str().into());
         }
         all
     }

@@ -176,6 +176,7 @@ impl RequestObserver for AuditLog {
 
 fn audit_entry(record: &Record, phase: AuditPhase, now: Instant) -> AuditEntry {
     let audit = record.audit.as_deref();
+    let dry_run = record.dry_run.as_ref().map(|spared| spared.limits());
     AuditEntry {
         id: audit.map_or_else(Box::default, |audit| audit.id.as_bytes().into()),
         method: record.method.clone(),
@@ -190,6 +191,7 @@ fn audit_entry(record: &Record, phase: AuditPhase, now: Instant) -> AuditEntry {
         decision: record.decision.clone(),
         rule: record.rule.clone(),
         policies: record.policies.clone(),
+        dry_run: dry_run.filter(|limits| !limits.is_empty()),
         outcome: record.outcome,
         phase,
         received_at: Timestamp::try_from(record.arrived_wall).unwrap_or_default(),

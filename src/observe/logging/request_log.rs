@@ -1,4 +1,4 @@
-//! Log lines about requests: rejections by limit (`weir::rejections`), and on demand one line per
+//! Log lines about requests: rejections by limit, also those of a dry run (`weir::rejections`), and on demand one line per
 //! request (`--log-level weir::access=debug`).
 //!
 //! Rejections can come by the hundred thousand and must cost next to nothing: ten lines a second
@@ -18,6 +18,8 @@ use arc_swap::ArcSwap;
 use tokio::time::MissedTickBehavior;
 use tracing::{Level, debug, enabled, warn};
 
+use crate::limits::Rejection;
+use crate::limits::rejection::POLICY;
 use crate::observe::client_text;
 use crate::observe::client_text::truncate;
 use crate::pipeline::trace::outcome::RequestOutcome;
@@ -56,8 +58,10 @@ pub(crate) struct RejectionLog {
 #[derive(Debug)]
 struct ReasonSampler {
     limit: &'static str,
-    /// The priority level or the rule; empty if there is neither.
+    /// The priority level, the rule or the policy; empty if there is none.
     scope: Box<str>,
+    /// Whether the limit only counts.
+    is_dry_run: bool,
     /// Lines left in this interval. Relaxed, as is `suppressed`: they order nothing.
     remaining_lines: AtomicU32,
     /// Rejections without a line since the last summary.
@@ -69,7 +73,7 @@ struct ReasonSampler {
 impl Default for RejectionLog {
     fn default() -> Self {
         Self {
-            samplers: ArcSwap::from_pointee(vec![ReasonSampler::new("other", "")]),
+            samplers: ArcSwap::from_pointee(vec![ReasonSampler::new("other", "", false)]),
             insert_lock: Mutex::default(),
         }
     }
@@ -102,27 +106,33 @@ impl RejectionLog {
         &self,
         limit: &'static str,
         scope: &str,
+        is_dry_run: bool,
         f: impl FnOnce(&ReasonSampler) -> T,
     ) -> T {
-        let is_same =
-            |sampler: &&Arc<ReasonSampler>| sampler.limit == limit && *sampler.scope == *scope;
         let samplers = self.samplers.load();
-        match samplers.iter().find(is_same) {
+        match samplers
+            .iter()
+            .find(|sampler| sampler.is_for(limit, scope, is_dry_run))
+        {
             Some(sampler) => f(sampler),
-            None => f(&self.add_sampler(limit, scope)),
+            None => f(&self.add_sampler(limit, scope, is_dry_run)),
         }
     }
 
-    fn add_sampler(&self, limit: &'static str, scope: &str) -> Arc<ReasonSampler> {
-        let is_same =
-            |sampler: &&Arc<ReasonSampler>| sampler.limit == limit && *sampler.scope == *scope;
+    fn add_sampler(
+        &self,
+        limit: &'static str,
+        scope: &str,
+        is_dry_run: bool,
+    ) -> Arc<ReasonSampler> {
+        let is_same = |sampler: &&Arc<ReasonSampler>| sampler.is_for(limit, scope, is_dry_run);
         let guard = self.insert_lock.lock();
         let mut samplers = Vec::clone(&self.samplers.load());
         let sampler = match (samplers.iter().find(is_same), samplers.first()) {
             (Some(sampler), _) => Arc::clone(sampler),
             (None, Some(other)) if samplers.len() > MAX_REASONS => Arc::clone(other),
             (None, _) => {
-                let new = ReasonSampler::new(limit, scope);
+                let new = ReasonSampler::new(limit, scope, is_dry_run);
                 samplers.push(Arc::clone(&new));
                 self.samplers.store(Arc::new(samplers));
                 new
@@ -145,31 +155,62 @@ impl RequestObserver for RejectionLog {
         }
         let level = record.decision.as_ref().map(|d| &*d.priority_level().name);
         let scope = level.or(record.rule.as_deref()).unwrap_or_default();
-        self.with_sampler(limit, scope, |sampler| {
-            let is_logged = sampler.try_acquire_line();
-            if !is_logged {
-                sampler.record_suppressed(record);
-            }
-            is_logged
-        })
+        self.with_sampler(limit, scope, false, |sampler| sampler.samples(record))
+    }
+
+    fn on_dry_run_rejection(&self, record: &Record, rejection: &Rejection) {
+        if !enabled!(target: "weir::rejections", Level::WARN) {
+            return;
+        }
+        let (limit, scope) = (rejection.limit_label(), rejection.flow_class());
+        if self.with_sampler(limit, scope, true, |sampler| sampler.samples(record)) {
+            log_rejection(
+                record,
+                limit,
+                Some(scope),
+                "would have been rejected: dry run",
+            );
+        }
     }
 
     fn on_ended(&self, record: &Record, _: Instant) {
         if let (RequestOutcome::Rejected(limit), true) = (record.outcome, record.is_logged) {
-            log_rejection(record, limit);
+            return log_rejection(record, limit, record.rule.as_deref(), "rejected");
+        }
+        let policies = record.policies.as_ref();
+        let denied_by = policies.and_then(|notes| notes.rejected_by.as_deref());
+        if let (RequestOutcome::Failed(_), Some(policy)) = (record.outcome, denied_by)
+            && enabled!(target: "weir::rejections", Level::WARN)
+            && self.with_sampler(POLICY, policy, false, |sampler| sampler.samples(record))
+        {
+            log_rejection(record, POLICY, Some(policy), "denied");
         }
     }
 }
 
 impl ReasonSampler {
-    fn new(limit: &'static str, scope: &str) -> Arc<Self> {
+    fn new(limit: &'static str, scope: &str, is_dry_run: bool) -> Arc<Self> {
         Arc::new(Self {
             limit,
             scope: scope.into(),
+            is_dry_run,
             remaining_lines: AtomicU32::new(LINES_PER_INTERVAL),
             suppressed: AtomicU64::new(0),
             top_users: Mutex::default(),
         })
+    }
+
+    fn is_for(&self, limit: &str, scope: &str, is_dry_run: bool) -> bool {
+        (self.limit, &*self.scope, self.is_dry_run) == (limit, scope, is_dry_run)
+    }
+
+    /// Whether a line is to be logged for this rejection; else it is counted for the summary.
+    fn samples(&self, record: &Record) -> bool {
+        let is_logged = self.try_acquire_line();
+        if !is_logged {
+            self.record_suppressed(record);
+        }
+        is_logged
     }
 
     fn try_acquire_line(&self) -> bool {
@@ -205,10 +246,14 @@ impl ReasonSampler {
         let Self {
             limit, scope: of, ..
         } = self;
+        let rejections = match self.is_dry_run {
+            true => "would-be rejections",
+            false => "rejections",
+        };
         warn!(
             target: "weir::rejections",
             reason = limit, of, more, user,
-            "{more} more rejections by {limit}{} in the last second{}",
+            "{more} more {rejections} by {limit}{} in the last second{}",
             ScopeSuffix(of),
             TopUserSuffix(user),
         );
@@ -238,14 +283,14 @@ impl std::fmt::Display for TopUserSuffix<'_> {
     }
 }
 
-fn log_rejection(record: &Record, limit: &str) {
+fn log_rejection(record: &Record, limit: &str, rule: Option<&str>, what: &str) {
     let fields = LogFields::from_record(record);
     warn!(
         target: "weir::rejections",
         reason = limit,
         priority_level = fields.priority_level,
         flow_schema = fields.flow_schema,
-        rule = record.rule.as_deref(),
+        rule,
         queue_wait_seconds = fields.queue_wait,
         user = record.effective_user().map(|user| truncate(&user.name, MAX_TEXT_BYTES)),
         impersonator = fields.user.filter(|_| record.counted_as.is_some()),
@@ -254,7 +299,7 @@ fn log_rejection(record: &Record, limit: &str) {
         user_agent = fields.user_agent.as_deref(),
         audit_id = fields.audit_id.as_deref(),
         client = %record.peer,
-        "rejected"
+        "{what}"
     );
 }
 

@@ -8,6 +8,8 @@ use tracing_subscriber::EnvFilter;
 use super::*;
 use weir_base::clock::Clock;
 use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestKind;
+use weir_limits::rate::policies::enforcer::PolicyNotes;
 
 #[derive(Clone, Default)]
 struct CapturedOutput(Arc<Mutex<Vec<u8>>>);
@@ -58,6 +60,7 @@ fn record(user: &str, outcome: RequestOutcome) -> Record {
         decision: None,
         rule: None,
         policies: None,
+        dry_run: None,
         trace_context: None,
         audit: None,
         is_logged: false,
@@ -110,6 +113,52 @@ fn ten_rejections_a_second_are_logged_and_the_rest_are_summarized() {
     );
     assert_eq!(lines[11]["more"], 990);
     assert_eq!(lines[12]["user"], "bob", "the next second has lines again");
+}
+
+#[test]
+fn what_a_dry_run_spares_and_what_a_policy_denies_is_logged_apart_with_user_and_target() {
+    let log = RejectionLog::default();
+    let spared = Rejection::MaxInFlight(weir_limits::max_in_flight::MaxInFlightRejection {
+        kind: RequestKind::ReadOnly,
+        limit: 1,
+    });
+    let denied = Record {
+        policies: Some(Arc::new(PolicyNotes {
+            rejected_by: Some("no-lists".into()),
+            ..PolicyNotes::default()
+        })),
+        ..record("bob", RequestOutcome::Failed(StatusCode::FORBIDDEN))
+    };
+    let lines = capture_log("info", || {
+        for _ in 0..1000 {
+            log.on_dry_run_rejection(&record("alice", RequestOutcome::NoResponse), &spared);
+        }
+        log.on_ended(&denied, Clock.now());
+        reject(
+            &log,
+            record("carol", RequestOutcome::Rejected("max-in-flight")),
+        );
+        log.log_summaries();
+    });
+    assert_eq!(lines.len(), 13, "{lines:#?}");
+    assert_eq!(lines[0]["message"], "would have been rejected: dry run");
+    assert_eq!(
+        (&lines[0]["user"], &lines[0]["rule"]),
+        (&"alice".into(), &"readOnly".into())
+    );
+    assert_eq!(lines[0]["uri"], "/api/v1/pods?limit=5");
+    let denied = (
+        &lines[10]["message"],
+        &lines[10]["user"],
+        &lines[10]["rule"],
+    );
+    assert_eq!(
+        denied,
+        (&"denied".into(), &"bob".into(), &"no-lists".into())
+    );
+    assert_eq!(lines[11]["message"], "rejected", "it has lines of its own");
+    let summary = "990 more would-be rejections by max-in-flight of \"readOnly\" in the last second, most from user \"alice\"";
+    assert_eq!(lines[12]["message"], summary);
 }
 
 #[test]

@@ -115,6 +115,7 @@ fn traced_record(forwarded: bool) -> Record {
         decision: None,
         rule: None,
         policies: None,
+        dry_run: None,
         audit: None,
         is_logged: false,
         trace_context: Some(Box::new(TraceContext {

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::limits::rejection::{
-    ABANDONED_REQUESTS, BLOCKED, LEVER_LIMIT, LIST_BYTES, MEMORY_LIMIT, UNPROVEN_UPGRADES,
+    ABANDONED_REQUESTS, BLOCKED, LEVER_LIMIT, LIST_BYTES, MEMORY_LIMIT, POLICY, POLICY_LIMIT,
+    UNPROVEN_UPGRADES,
 };
 use crate::pipeline::reject::rejection::{EVENT_BODIES, LONG_RUNNING_SHARE};
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
+use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 
 /// HTTP status codes are 100 to 599. Greater ones are counted as the last.
 const FIRST_CODE: u16 = 100;
@@ -21,8 +23,8 @@ const CODE_COUNT: usize = 500;
 pub(crate) struct OutcomeCounts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
-    /// Rejections by rate limits. Priority levels count theirs themselves.
-    by_rate_limit: [(&'static str, AtomicU64); 10],
+    /// Rejections.
+    by_limit: [(&'static str, AtomicU64); 16],
 }
 
 impl Default for OutcomeCounts {
@@ -30,16 +32,22 @@ impl Default for OutcomeCounts {
         Self {
             by_code: (0..CODE_COUNT).map(|_| AtomicU64::new(0)).collect(),
             aborted: AtomicU64::new(0),
-            by_rate_limit: [
+            by_limit: [
                 ABANDONED_REQUESTS,
                 BLOCKED,
                 "client-limit",
+                RejectReason::ConcurrencyLimit.label(),
                 "event-rate-limit",
                 EVENT_BODIES,
                 LEVER_LIMIT,
                 LIST_BYTES,
                 LONG_RUNNING_SHARE,
+                "max-in-flight",
                 MEMORY_LIMIT,
+                POLICY,
+                POLICY_LIMIT,
+                RejectReason::QueueFull.label(),
+                RejectReason::TimeOut.label(),
                 UNPROVEN_UPGRADES,
             ]
             .map(|limit| (limit, AtomicU64::new(0))),
@@ -50,7 +58,7 @@ impl Default for OutcomeCounts {
 impl OutcomeCounts {
     pub(super) fn record_outcome(&self, outcome: RequestOutcome) {
         if let RequestOutcome::Rejected(limit) = outcome {
-            let counter = self.by_rate_limit.iter().find(|(name, _)| *name == limit);
+            let counter = self.by_limit.iter().find(|(name, _)| *name == limit);
             counter.inspect(|(_, count)| {
                 count.fetch_add(1, Ordering::Relaxed);
             });
@@ -76,11 +84,13 @@ impl OutcomeCounts {
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Requests that a rate limit rejected, by limit. Limits without rejections are left out.
-    pub(crate) fn by_rate_limit(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let counts = self.by_rate_limit.iter();
-        let counts = counts.map(|(limit, count)| (*limit, count.load(Ordering::Relaxed)));
-        counts.filter(|(_, count)| *count > 0)
+    /// Requests that a limit rejected, by limit. Limits without rejections are left out.
+    #[must_use]
+    pub(crate) fn by_limit(&self) -> BTreeMap<String, u64> {
+        let counts = self.by_limit.iter();
+        let counts =
+            counts.map(|(limit, count)| ((*limit).to_owned(), count.load(Ordering::Relaxed)));
+        counts.filter(|(_, count)| *count > 0).collect()
     }
 
     /// Requests that their clients aborted before the response.
@@ -116,13 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn rejections_of_rate_limits_are_counted_by_limit_and_those_of_levels_are_not() {
+    fn rejections_are_counted_by_limit() {
         let counts = OutcomeCounts::default();
         for limit in ["client-limit", "queue-full", "client-limit", "event-bodies"] {
             counts.record_outcome(RequestOutcome::Rejected(limit));
         }
-        let by_rates: Vec<_> = counts.by_rate_limit().collect();
-        assert_eq!(by_rates, [("client-limit", 2), ("event-bodies", 1)]);
+        let by_limit = [("client-limit", 2), ("event-bodies", 1), ("queue-full", 1)];
+        let by_limit = by_limit.map(|(limit, n)| (limit.to_owned(), n)).into();
+        assert_eq!(counts.by_limit(), by_limit);
         assert_eq!(counts.by_code(), [(429, 4)].into());
     }
 }

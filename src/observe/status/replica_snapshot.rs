@@ -211,8 +211,8 @@ mod tests {
         snapshot.status.version = "1.2.3".to_owned();
         snapshot.status.levels = (0..levels).map(level).collect();
         snapshot.tables = serde_json::from_value(serde_json::json!([{
-            "by": "user", "windowSeconds": 60, "total": [9, 9, 9, 9, 9],
-            "entries": (0..100).map(|n| (format!("user-{n}"), [n; 5], [0; 5])).collect::<Vec<_>>(),
+            "by": "user", "windowSeconds": 60, "total": [9, 9, 9, 9, 9, 9],
+            "entries": (0..100).map(|n| (format!("user-{n}"), [n; 6], [0; 6])).collect::<Vec<_>>(),
         }]))
         .unwrap();
         snapshot.history = Some(StatusHistory {

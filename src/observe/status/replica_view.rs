@@ -18,6 +18,7 @@ use crate::observe::status::snapshot::{
 use crate::observe::top_talkers::{Dimension, MergedTalkers, TalkerRow, UsageMeasure, Window};
 use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
+use weir_limits::rate::top_keys::TopKey;
 
 /// Stands for all replicas.
 pub(crate) const ALL_REPLICAS: &str = "all";
@@ -166,6 +167,7 @@ fn talker_status(row: TalkerRow) -> TalkerStatus {
         seat_seconds: usage.seat_seconds,
         bytes: usage.bytes,
         rejections: usage.rejections,
+        would_be_rejections: usage.would_be_rejections,
         queue_wait_seconds: usage.queue_wait_seconds,
         error: error.requests,
     }
@@ -204,6 +206,9 @@ fn sum_of(parts: &[(&str, &ReplicaSnapshot)]) -> StatusSnapshot {
 fn add_counters(sum: &mut StatusSnapshot, other: &StatusSnapshot) {
     add_map(&mut sum.rejections, &other.rejections);
     add_map(&mut sum.would_be_rejections, &other.would_be_rejections);
+    add_top_keys(&mut sum.would_be_rejected, &other.would_be_rejected);
+    let users = &mut sum.would_be_rejected_users;
+    *users = (*users).max(other.would_be_rejected_users);
     add_map(&mut sum.requests.by_code, &other.requests.by_code);
     add_map(&mut sum.upstream.connections, &other.upstream.connections);
     add_map(&mut sum.upstream.failures, &other.upstream.failures);
@@ -325,6 +330,7 @@ fn add_map<K: Ord + Clone>(sum: &mut BTreeMap<K, u64>, other: &BTreeMap<K, u64>)
 
 fn add_level(sum: &mut LevelStatus, other: &LevelStatus) {
     sum.quiescing &= other.quiescing;
+    sum.dry_run &= other.dry_run;
     for (sum, more) in [
         (&mut sum.seats_in_use, other.seats_in_use),
         (&mut sum.executing, other.executing),
@@ -374,17 +380,21 @@ fn add_limit(sum: &mut RateLimitSnapshot, other: &RateLimitSnapshot) {
     ] {
         add(sum, more);
     }
-    for key in &other.top {
-        match sum.top.iter_mut().find(|listed| listed.key == key.key) {
+    add_top_keys(&mut sum.top, &other.top);
+}
+
+fn add_top_keys(sum: &mut Vec<TopKey>, other: &[TopKey]) {
+    for key in other {
+        match sum.iter_mut().find(|listed| listed.key == key.key) {
             Some(listed) => {
                 add(&mut listed.rejections, key.rejections);
                 add(&mut listed.error, key.error);
             }
-            None => sum.top.push(key.clone()),
+            None => sum.push(key.clone()),
         }
     }
-    sum.top.sort_by_key(|key| Reverse(key.rejections));
-    sum.top.truncate(MAX_NAMES);
+    sum.sort_by_key(|key| Reverse(key.rejections));
+    sum.truncate(MAX_NAMES);
 }
 
 fn add_server(sum: &mut ServerStatus, other: &ServerStatus) {

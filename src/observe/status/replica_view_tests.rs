@@ -10,10 +10,10 @@ const SECOND: Duration = Duration::from_secs(1);
 fn table(total: u64, entries: &[(&str, u64)]) -> TalkerTable {
     let entries = entries.iter();
     let entries: Vec<_> = entries
-        .map(|(name, count)| (name, [count; 5], [0; 5]))
+        .map(|(name, count)| (name, [count; 6], [0; 6]))
         .collect();
     let table = serde_json::json!({
-        "by": "user", "windowSeconds": 60, "cutoff": vec![2; 5], "total": vec![total; 5],
+        "by": "user", "windowSeconds": 60, "cutoff": vec![2; 6], "total": vec![total; 6],
         "entries": entries,
     });
     serde_json::from_value(table).unwrap()

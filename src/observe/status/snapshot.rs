@@ -14,6 +14,7 @@ use crate::observe::readiness::ReadinessStatus;
 use crate::observe::readiness::config_status::ConfigReport;
 use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
+use weir_limits::rate::top_keys::TopKey;
 
 /// A snapshot of weir's status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -52,9 +53,13 @@ pub(crate) struct StatusSnapshot {
     /// `--flowcontrol-enforcement=DryRun`: all requests execute at once, and the numbers of levels
     /// are those of a simulation.
     pub(crate) dry_run: bool,
-    /// Requests that a level would have rejected without the dry run, by reason. They are not among
-    /// the rejections.
+    /// Requests that limits would have rejected that only count, by limit. They are not among the
+    /// rejections.
     pub(crate) would_be_rejections: BTreeMap<String, u64>,
+    /// The users whose requests these were, those with most first.
+    pub(crate) would_be_rejected: Vec<TopKey>,
+    /// How many users these are; as many as are tracked (64) or more.
+    pub(crate) would_be_rejected_users: u64,
     /// Priority levels by name; with max-in-flight, its two kinds of requests.
     pub(crate) levels: Vec<LevelStatus>,
     /// The flow schemas and priority levels in force. Empty with max-in-flight.
@@ -321,6 +326,8 @@ pub(crate) struct LevelStatus {
     pub(crate) dispatched: u64,
     /// Requests rejected, or in a dry run those that would have been, by reason.
     pub(crate) rejected: BTreeMap<String, u64>,
+    /// Whether it only counts.
+    pub(crate) dry_run: bool,
     /// Queue times of requests that were dispatched or whose clients gave up.
     pub(crate) waits: QueueWaitStatus,
 }
@@ -404,6 +411,8 @@ pub(crate) struct TalkerStatus {
     pub(crate) bytes: u64,
     /// Rejected requests.
     pub(crate) rejections: u64,
+    /// Rejections by limits that only count.
+    pub(crate) would_be_rejections: u64,
     /// Seconds in queues.
     pub(crate) queue_wait_seconds: f64,
     /// The number of requests is at most `requests` + `error`.

@@ -1,7 +1,7 @@
 //! The components that a snapshot is read from. Only status codes are counted for the snapshot
 //! alone; all other numbers are those of the components.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,6 +14,7 @@ use crate::limits::Admission;
 use crate::limits::levers::Levers;
 use crate::limits::total_finder::{FoundTotal, TotalFinder};
 use crate::observe::alarms::board::AlarmBoard;
+use crate::observe::dry_run::DryRunCounts;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::status::outcome_counts::OutcomeCounts;
@@ -77,6 +78,8 @@ pub(crate) struct StatusSources {
     pub(crate) total: Arc<TotalFinder>,
     /// Requests by outcome.
     pub(crate) outcomes: Arc<OutcomeCounts>,
+    /// What limits that only count would have rejected.
+    pub(crate) dry_run_counts: Arc<DryRunCounts>,
     /// The top talkers.
     pub(crate) top_talkers: Arc<TopTalkers>,
     /// What a reload replaces.
@@ -110,15 +113,15 @@ impl StatusSources {
     pub(crate) fn snapshot(&self, now: Instant, wall: SystemTime) -> StatusSnapshot {
         let configured = self.configured.load();
         let (mode, dry_run, levels): (_, _, Vec<_>) = match &configured.admission {
-            Admission::Fairness(controller) => (
-                AdmissionMode::PriorityAndFairness,
-                controller.is_dry_run(),
-                controller
-                    .summaries()
-                    .into_iter()
-                    .map(level_status)
-                    .collect(),
-            ),
+            Admission::Fairness(controller) => {
+                let dry_run = controller.dry_run_levels();
+                let levels = controller.summaries().into_iter();
+                (
+                    AdmissionMode::PriorityAndFairness,
+                    controller.is_dry_run(),
+                    levels.map(|level| level_status(level, &dry_run)).collect(),
+                )
+            }
             Admission::MaxInFlight(limit) => {
                 let kinds = limit.snapshot().map(in_flight_status);
                 (
@@ -128,7 +131,9 @@ impl StatusSources {
                 )
             }
         };
-        let (rejections, would_be_rejections) = split_rejections(&levels, dry_run, &self.outcomes);
+        let mut would_be_rejected = self.dry_run_counts.top_users();
+        let would_be_rejected_users = saturating_u64(would_be_rejected.len());
+        would_be_rejected.truncate(MAX_TOP_KEYS);
         StatusSnapshot {
             host: self.host.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -151,11 +156,13 @@ impl StatusSources {
                 by_code: self.outcomes.by_code(),
                 aborted: self.outcomes.aborted(),
             },
-            rejections,
+            rejections: self.outcomes.by_limit(),
             mode,
             total: self.total.found().map(total_status),
             dry_run,
-            would_be_rejections,
+            would_be_rejections: self.dry_run_counts.by_limit(),
+            would_be_rejected,
+            would_be_rejected_users,
             levels,
             flowcontrol: configured
                 .flowcontrol
@@ -272,29 +279,6 @@ fn flowcontrol_status(live: &LiveObjects) -> FlowcontrolStatus {
     }
 }
 
-/// Returns the rejections and the would-be rejections of a dry run, each by reason. Levels count at
-/// once. A request that a rate limit rejects never reaches a level.
-fn split_rejections(
-    levels: &[LevelStatus],
-    dry_run: bool,
-    counts: &OutcomeCounts,
-) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
-    let mut by_levels = BTreeMap::new();
-    for (reason, count) in levels.iter().flat_map(|level| &level.rejected) {
-        *by_levels.entry(reason.clone()).or_default() += count;
-    }
-    let (mut rejections, would_be) = match dry_run {
-        true => (BTreeMap::new(), by_levels),
-        false => (by_levels, BTreeMap::new()),
-    };
-    rejections.extend(
-        counts
-            .by_rate_limit()
-            .map(|(limit, n)| (limit.to_owned(), n)),
-    );
-    (rejections, would_be)
-}
-
 fn server_status(state: ServerSnapshot) -> ServerStatus {
     ServerStatus {
         address: state.address,
@@ -320,7 +304,7 @@ fn total_status(found: FoundTotal) -> TotalStatus {
     }
 }
 
-fn level_status(summary: level::LevelSummary) -> LevelStatus {
+fn level_status(summary: level::LevelSummary, dry_run: &BTreeSet<String>) -> LevelStatus {
     let level::LevelSummary {
         name,
         totals,
@@ -341,6 +325,7 @@ fn level_status(summary: level::LevelSummary) -> LevelStatus {
     };
     let seats = seats.as_ref();
     LevelStatus {
+        dry_run: dry_run.contains(&name),
         name,
         kind,
         quiescing: is_quiescing,
@@ -423,7 +408,6 @@ fn unix_ms(wall: SystemTime) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::trace::outcome::RequestOutcome;
 
     #[test]
     fn slot_holders_have_a_kind_and_long_names_are_truncated() {
@@ -451,29 +435,6 @@ mod tests {
                 ("sourceAddress", "192.0.2.1", 2),
                 ("watches", "", 1)
             ]
-        );
-    }
-
-    #[test]
-    fn rejections_of_levels_in_a_dry_run_are_separate_and_those_of_rate_limits_are_not() {
-        let level = |rejected| LevelStatus {
-            rejected: [("queue-full".to_owned(), rejected)].into(),
-            ..LevelStatus::default()
-        };
-        let levels = [level(3), level(4)];
-        let counts = OutcomeCounts::default();
-        counts.record_outcome(RequestOutcome::Rejected("client-limit"));
-        let by = |counts: &[(&str, u64)]| -> BTreeMap<String, u64> {
-            let counts = counts.iter();
-            counts.map(|&(reason, n)| (reason.to_owned(), n)).collect()
-        };
-        assert_eq!(
-            split_rejections(&levels, true, &counts),
-            (by(&[("client-limit", 1)]), by(&[("queue-full", 7)]))
-        );
-        assert_eq!(
-            split_rejections(&levels, false, &counts),
-            (by(&[("client-limit", 1), ("queue-full", 7)]), by(&[]))
         );
     }
 }

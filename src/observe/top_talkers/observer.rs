@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::name::TalkerName;
 use super::weights::Weights;
 use super::worker_shard::WorkerShard;
+use crate::limits::Rejection;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
 use weir_base::clock::Clock;
@@ -22,6 +23,10 @@ const UNKNOWN: &[u8] = b"<unknown>";
 /// bytes are counted when it ends. Upstream, a watch occupies its seats until its initial events
 /// are sent; here, until its response starts.
 impl RequestObserver for WorkerShard {
+    fn on_dry_run_rejection(&self, record: &Record, _: &Rejection) {
+        self.count_request(record, Weights::from_dry_run_rejection());
+    }
+
     fn on_response_started(&self, record: &Record) {
         self.count_request(record, self.request_weights(record, Clock.now()));
     }

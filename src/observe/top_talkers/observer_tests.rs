@@ -36,6 +36,7 @@ fn record(target: &'static str, arrived: Instant) -> Record {
         decision: None,
         rule: None,
         policies: None,
+        dry_run: None,
         audit: None,
         is_logged: false,
         trace_context: None,
@@ -99,6 +100,7 @@ fn a_request_counts_in_every_dimension() {
         bytes: 300,
         rejections: 0,
         queue_wait_seconds: 0.0,
+        would_be_rejections: 0,
     };
     assert_eq!(
         top(&talkers, Dimension::User, now)[0],

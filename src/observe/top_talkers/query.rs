@@ -60,6 +60,8 @@ pub(crate) enum UsageMeasure {
     Requests,
     /// Seats × time that they were occupied.
     SeatSeconds,
+    /// Rejections by limits that only count.
+    WouldBeRejections,
 }
 
 impl Window {
@@ -127,21 +129,23 @@ impl Dimension {
 
 impl UsageMeasure {
     /// All measures, by name.
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Bytes,
         Self::QueueWait,
         Self::Rejections,
         Self::Requests,
         Self::SeatSeconds,
+        Self::WouldBeRejections,
     ];
 
     /// All measures in the order of the displayed columns.
-    pub(crate) const DISPLAY_ORDER: [Self; 5] = [
+    pub(crate) const DISPLAY_ORDER: [Self; 6] = [
         Self::Requests,
         Self::SeatSeconds,
         Self::QueueWait,
         Self::Bytes,
         Self::Rejections,
+        Self::WouldBeRejections,
     ];
 
     /// The value of the query parameter `sort`.
@@ -153,6 +157,7 @@ impl UsageMeasure {
             Self::Rejections => "rejections",
             Self::Requests => "requests",
             Self::SeatSeconds => "seatSeconds",
+            Self::WouldBeRejections => "wouldBeRejections",
         }
     }
 
@@ -313,17 +318,20 @@ pub struct Usage {
     pub rejections: u64,
     /// Seconds spent in queues.
     pub(crate) queue_wait_seconds: f64,
+    /// Rejections by limits that only count.
+    pub would_be_rejections: u64,
 }
 
 impl From<Weights> for Usage {
     fn from(weights: Weights) -> Self {
-        let [bytes, queue_wait, rejections, requests, seats] = weights.0;
+        let [bytes, queue_wait, rejections, requests, seats, would_be] = weights.0;
         Self {
             requests,
             seat_seconds: Duration::from_nanos(seats).as_secs_f64(),
             bytes,
             rejections,
             queue_wait_seconds: Duration::from_nanos(queue_wait).as_secs_f64(),
+            would_be_rejections: would_be,
         }
     }
 }

@@ -46,7 +46,7 @@ fn all_invalid_parameters_are_reported_at_once() {
         wrong.to_string(),
         "window=2m: must be one of 1m, 5m, 60m\n\
          by=pod: must be one of flow, namespace, resource, sourceAddress, tag, user, userAgent\n\
-         sort=size: must be one of bytes, queueWait, rejections, requests, seatSeconds\n\
+         sort=size: must be one of bytes, queueWait, rejections, requests, seatSeconds, wouldBeRejections\n\
          limit=0: must be a number from 1 to 50\n\
          limit=x: must be a number from 1 to 50\n\
          of: unknown; there are by, limit, sort and window\n\

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The usage of one name or of all: one number for each measure.
-pub(super) type SavedWeights = [u64; 5];
+pub(super) type SavedWeights = [u64; 6];
 
 /// The counts of all dimensions.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

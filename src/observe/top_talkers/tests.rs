@@ -43,6 +43,7 @@ fn random_request(random: &mut fastrand::Rng, names: u64) -> (u64, Weights) {
         u64::from(id % 11 == 0),
         1,
         random.u64(0..50_000_000) * (1 + id % 3),
+        u64::from(id % 13 == 0),
     ]);
     (id, weights)
 }
@@ -295,10 +296,10 @@ fn windows_are_empty_after_a_long_idle_time() {
 }
 
 /// Each name with much usage has it in one measure only; the noise comes from fifty thousand names.
-fn noise_and_five_leaders(
+fn noise_and_leaders(
     talkers: &TopTalkers,
     start: Instant,
-) -> [(UsageMeasure, &'static str, Weights); 5] {
+) -> [(UsageMeasure, &'static str, Weights); 6] {
     let short = Duration::from_millis(1);
     let long = Duration::from_secs(30);
     let none = Duration::ZERO;
@@ -333,6 +334,12 @@ fn noise_and_five_leaders(
             5000,
             Weights::from_request(10, none, false, 10, long),
         ),
+        (
+            UsageMeasure::WouldBeRejections,
+            "spared",
+            5000,
+            Weights::from_dry_run_rejection(),
+        ),
     ];
     let shard = talkers.new_shard();
     let noise = Weights::from_request(10, none, false, 1, short);
@@ -357,7 +364,7 @@ fn the_first_name_of_each_measure_is_kept() {
     let start = Instant::now();
     let talkers = TopTalkers::new(start, 1);
     let now = start + Duration::from_secs(50);
-    for (sort, name, exact) in noise_and_five_leaders(&talkers, start) {
+    for (sort, name, exact) in noise_and_leaders(&talkers, start) {
         let top = talkers.top_at(&user_query(Window::OneMinute, sort), now);
         let first = &top.rows[0];
         assert_eq!(first.name, name, "{sort:?}: {top:?}");
@@ -367,6 +374,7 @@ fn the_first_name_of_each_measure_is_kept() {
             UsageMeasure::Rejections => usage.rejections as f64,
             UsageMeasure::Requests => usage.requests as f64,
             UsageMeasure::SeatSeconds => usage.seat_seconds,
+            UsageMeasure::WouldBeRejections => usage.would_be_rejections as f64,
         };
         let exact = value(exact.into());
         let (least, most) = (value(first.usage), value(first.usage) + value(first.error));
@@ -547,8 +555,8 @@ fn the_json_holds_the_query_and_the_error_bounds() {
         &user_query(Window::FiveMinutes, UsageMeasure::SeatSeconds),
         start + Duration::from_secs(7),
     );
-    let none = serde_json::json!({"requests": 0, "seatSeconds": 0.0, "bytes": 0, "rejections": 0, "queueWaitSeconds": 0.0});
-    let one = serde_json::json!({"requests": 1, "seatSeconds": 1.5, "bytes": 100, "rejections": 0, "queueWaitSeconds": 0.002});
+    let none = serde_json::json!({"requests": 0, "seatSeconds": 0.0, "bytes": 0, "rejections": 0, "queueWaitSeconds": 0.0, "wouldBeRejections": 0});
+    let one = serde_json::json!({"requests": 1, "seatSeconds": 1.5, "bytes": 100, "rejections": 0, "queueWaitSeconds": 0.002, "wouldBeRejections": 0});
     let mut row = one.clone();
     row["name"] = "alice".into();
     row["error"] = none.clone();

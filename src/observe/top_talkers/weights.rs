@@ -5,10 +5,10 @@ use std::time::Duration;
 use weir_kubernetes::numeric::saturating_u64;
 
 /// The number of measures.
-pub(super) const MEASURES: usize = 5;
+pub(super) const MEASURES: usize = 6;
 
 /// In the order of [`UsageMeasure`](super::query::UsageMeasure): bytes, queue wait (ns),
-/// rejections, requests, seat-seconds (seats × ns). Sums saturate: `u64` holds 584 years of one
+/// rejections, requests, seat-seconds (seats × ns), would-be rejections. Sums saturate: `u64` holds 584 years of one
 /// seat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weights(pub(super) [u64; MEASURES]);
@@ -25,13 +25,20 @@ impl Weights {
     ) -> Self {
         let nanos = |time: Duration| saturating_u64(time.as_nanos());
         let seat_nanos = nanos(seat_time).saturating_mul(seats);
-        Self([bytes, nanos(queue_wait), u64::from(rejected), 1, seat_nanos])
+        let rejections = u64::from(rejected);
+        Self([bytes, nanos(queue_wait), rejections, 1, seat_nanos, 0])
     }
 
     /// Further bytes of a request that is counted already.
     #[must_use]
     pub(crate) const fn from_bytes(bytes: u64) -> Self {
-        Self([bytes, 0, 0, 0, 0])
+        Self([bytes, 0, 0, 0, 0, 0])
+    }
+
+    /// A limit that only counts would have rejected a request.
+    #[must_use]
+    pub(crate) const fn from_dry_run_rejection() -> Self {
+        Self([0, 0, 0, 0, 0, 1])
     }
 
     /// No usage.

@@ -128,6 +128,9 @@ impl Pipeline {
         let reserved = reserved.map_err(RequestRejection::Limit)?;
         let mut times = trace.admission_times(deadline.map(|limit| limit.deadline));
         let mut rates = self.check_rates(attributes, received, body, times).await?;
+        for rejection in std::mem::take(&mut rates.dry_run_rejections) {
+            trace.record_dry_run_rejection(rejection);
+        }
         if upgrade == RequestedUpgrade::Unverified {
             let source = received.peer.source_network();
             let admitted = self.shared.upgrade_rate.admit(source, times.now);
@@ -163,6 +166,7 @@ impl Pipeline {
             .with_list(list);
         let admitted_at = Clock.now();
         trace.record_admitted(&permit, admitted_at);
+        trace.record_dry_run(&mut permit);
         permit.record_forwarding(admitted_at);
         if rates.body.is_none() {
             let with_seat = BodyReadTime::WithSeat;

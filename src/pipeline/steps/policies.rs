@@ -33,6 +33,9 @@ impl Pipeline {
             return Ok(None);
         };
         trace.record_policies(std::mem::take(&mut decision.notes));
+        for rejection in decision.dry_run_rejections.drain(..) {
+            trace.record_dry_run_rejection(Rejection::Policy(rejection));
+        }
         match decision.rejection.take() {
             Some(denial) if denial.is_denial => Err(RequestRejection::Denied(denial)),
             Some(rejection) => Err(RequestRejection::Limit(Rejection::Policy(rejection))),

@@ -20,6 +20,8 @@ use weir_limits::rate::events::enforcer::EventRequest;
 
 /// The result of the rate limits.
 pub(crate) struct RatesPassed {
+    /// The rejections by limits that only count.
+    pub(crate) dry_run_rejections: Vec<Rejection>,
     /// Held with the permit.
     pub(crate) client_permit: Option<Box<ClientLimitPermit>>,
     /// When the queue time begins.
@@ -38,6 +40,7 @@ impl Pipeline {
         times: RequestTimes,
     ) -> Result<RatesPassed, RequestRejection> {
         let passed = RatesPassed {
+            dry_run_rejections: Vec::new(),
             client_permit: None,
             queue_start: times.arrived,
             body: None,
@@ -63,18 +66,22 @@ impl Pipeline {
             let admitted = limits.admit(attributes, source, arrived, deadline);
             let is_enforced = || !self.shared.levers.is_dry_run(false);
             let permit = self.wait_while(is_enforced, admitted).await;
-            let permit = permit
+            let mut permit = permit
                 .transpose()
                 .map_err(|rejection| RequestRejection::Limit(Rejection::ClientLimit(rejection)))?
                 .flatten();
+            let spared = permit
+                .as_mut()
+                .map(|permit| permit.take_dry_run_rejections());
+            let spared = spared.into_iter().flatten().map(Rejection::ClientLimit);
+            passed.dry_run_rejections.extend(spared);
             passed.queue_start = permit
                 .as_ref()
                 .and_then(|permit| permit.admitted_after_delay())
                 .unwrap_or(arrived);
             passed.client_permit = permit;
         }
-        passed.body = self
-            .check_events(attributes, received, body, deadline)
+        self.check_events(&mut passed, attributes, received, body, deadline)
             .await?;
         if passed.body.is_some() {
             // the time that the client takes to send the body is not queue time
@@ -85,21 +92,22 @@ impl Pipeline {
 
     async fn check_events(
         &self,
+        passed: &mut RatesPassed,
         attributes: &AdmissionAttributes<'_>,
         received: ReceivedHead<'_>,
         body: &mut RequestBodyState,
         deadline: Option<Instant>,
-    ) -> Result<Option<BodyPrefix>, RequestRejection> {
+    ) -> Result<(), RequestRejection> {
         let Some(limits) = &self.shared.rates.events else {
-            return Ok(None);
+            return Ok(());
         };
         let headers = &received.head.headers;
         let content_type = headers.get(header::CONTENT_TYPE).map(|t| t.as_bytes());
         let request = limits.event_request(attributes.info, content_type);
         let Some(request) = request else {
-            return Ok(None);
+            return Ok(());
         };
-        let read = match body.as_mut().filter(|_| EventRequest::needs_body(&request)) {
+        passed.body = match body.as_mut().filter(|_| EventRequest::needs_body(&request)) {
             Some(incoming) => {
                 let read = self.read_whole_body(incoming, received, deadline).await?;
                 *body = RequestBodyState::Consumed;
@@ -107,7 +115,8 @@ impl Pipeline {
             }
             None => None,
         };
-        let data = read
+        let data = passed
+            .body
             .as_ref()
             .map_or(&[][..], |prefix| prefix.buffered.data());
         let admitted = limits.admit(
@@ -117,11 +126,12 @@ impl Pipeline {
             data,
             Clock.now(),
         );
-        match admitted {
-            Err(rejection) if !self.shared.rates.events_are_dry_run() => Err(
-                RequestRejection::Limit(Rejection::EventRateLimit(rejection)),
-            ),
-            Ok(()) | Err(_) => Ok(read),
+        if let Err(rejection) = admitted.map_err(Rejection::EventRateLimit) {
+            if !self.shared.rates.events_are_dry_run() {
+                return Err(RequestRejection::Limit(rejection));
+            }
+            passed.dry_run_rejections.push(rejection);
         }
+        Ok(())
     }
 }

@@ -24,7 +24,7 @@ use tracing::warn;
 
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::limits::Permit;
+use crate::limits::{Permit, Rejection};
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_labels;
 use crate::pipeline::trace::lever_subject::LeverSubject;
@@ -201,6 +201,27 @@ impl Trace {
     pub(super) fn record_policies(&mut self, notes: PolicyNotes) {
         if let Some(guard) = self.record.as_mut().filter(|_| !notes.is_empty()) {
             guard.record.policies = Some(Arc::new(notes));
+        }
+    }
+
+    /// Records that a limit which only counts would have rejected the request.
+    pub(super) fn record_dry_run_rejection(&mut self, rejection: Rejection) {
+        if let Some(guard) = &mut self.record {
+            guard.record_dry_run_rejection(rejection);
+        }
+    }
+
+    /// Records what priority and fairness or max-in-flight would have done with an admitted request
+    /// that a dry run lets pass, now or when its time in a queue is over.
+    pub(super) fn record_dry_run(&mut self, permit: &mut Permit) {
+        if let Some(rejection) = permit.dry_run_rejection() {
+            self.record_dry_run_rejection(rejection);
+        }
+        if let (Some(simulated), Some(guard)) = (permit.simulated_mut(), &mut self.record) {
+            let record = guard.simulate();
+            simulated.report_rejection_to(move |rejection| {
+                record.record_rejection(Rejection::Fairness(rejection));
+            });
         }
     }
 

@@ -12,6 +12,7 @@ use std::time::{Instant, SystemTime};
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use parking_lot::Mutex;
 
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::in_place;
@@ -59,6 +60,8 @@ pub struct Record {
     pub rule: Option<Arc<str>>,
     /// What policies say of the request, if any does.
     pub policies: Option<Arc<PolicyNotes>>,
+    /// The limits that only count and would have rejected the request; `None` if there are none.
+    pub dry_run: Option<Arc<DryRunRejections>>,
     /// The request's trace, if it is sampled.
     pub trace_context: Option<Box<TraceContext>>,
     /// The outcome of the request.
@@ -69,6 +72,25 @@ pub struct Record {
     pub audit: Option<Box<AuditContext>>,
     /// An observer logs the rejection.
     pub is_logged: bool,
+}
+
+/// The rejections that dry runs have spared a request. One of a queue may come after the request's
+/// end.
+#[derive(Debug, Default)]
+pub struct DryRunRejections(Mutex<Vec<Rejection>>);
+
+impl DryRunRejections {
+    /// By which limits, as `LIMITER/NAME` (of a flow schema, a policy, a rule), joined by commas.
+    #[must_use]
+    pub(crate) fn limits(&self) -> String {
+        let limits: Vec<_> = self.0.lock().iter().map(limit_name).collect();
+        limits.join(",")
+    }
+}
+
+/// A limit, as `LIMITER/NAME`.
+pub(crate) fn limit_name(rejection: &Rejection) -> String {
+    format!("{}/{}", rejection.limiter_label(), rejection.flow_class())
 }
 
 /// When a request arrived.
@@ -87,6 +109,11 @@ pub trait RequestObserver: fmt::Debug + Send + Sync {
     fn on_rejected(&self, record: &Record) -> bool {
         let _ = record;
         false
+    }
+
+    /// A limit that only counts would have rejected the request, which goes on or has ended.
+    fn on_dry_run_rejection(&self, record: &Record, rejection: &Rejection) {
+        let _ = (record, rejection);
     }
 
     /// The response to a long-running request has started.
@@ -155,7 +182,73 @@ impl Record {
     }
 }
 
+/// The record of a request that waits in the simulation of a dry run, beside the real one.
+#[derive(Debug)]
+pub(crate) struct SimulatedRecord {
+    observers: RequestObservers,
+    record: Box<Record>,
+}
+
+impl SimulatedRecord {
+    /// The simulation rejects the request.
+    pub(crate) fn record_rejection(&self, rejection: Rejection) {
+        record_dry_run_rejection(&self.record, &self.observers, rejection);
+    }
+}
+
+fn record_dry_run_rejection(record: &Record, observers: &RequestObservers, rejection: Rejection) {
+    for observer in &**observers {
+        observer.on_dry_run_rejection(record, &rejection);
+    }
+    if let Some(dry_run) = &record.dry_run {
+        dry_run.0.lock().push(rejection);
+    }
+}
+
 impl RecordGuard {
+    /// A limit that only counts would have rejected the request.
+    pub(crate) fn record_dry_run_rejection(&mut self, rejection: Rejection) {
+        self.record.dry_run.get_or_insert_default();
+        record_dry_run_rejection(&self.record, &self.observers, rejection);
+    }
+
+    /// A copy for the simulation of a dry run. What that records is in this record as well, until it
+    /// has ended.
+    pub(crate) fn simulate(&mut self) -> SimulatedRecord {
+        let dry_run = Arc::clone(self.record.dry_run.get_or_insert_default());
+        let Record {
+            method,
+            target,
+            forwarded_for,
+            user_agent,
+            user,
+            counted_as,
+            decision,
+            policies,
+            ..
+        } = &self.record;
+        let mut record = Box::new(Record {
+            method: method.clone(),
+            target: target.clone(),
+            forwarded_for: forwarded_for.clone(),
+            user_agent: user_agent.clone(),
+            user: user.clone(),
+            counted_as: counted_as.clone(),
+            decision: decision.clone(),
+            rule: None,
+            policies: policies.clone(),
+            dry_run: Some(dry_run),
+            trace_context: None,
+            audit: None,
+            ..self.record
+        });
+        record.detach_buffers();
+        SimulatedRecord {
+            observers: Arc::clone(&self.observers),
+            record,
+        }
+    }
+
     /// The record of a request that has only a RequestInfo yet.
     pub(crate) fn new(
         observers: &RequestObservers,
@@ -182,6 +275,7 @@ impl RecordGuard {
                 decision: None,
                 rule: None,
                 policies: None,
+                dry_run: None,
                 trace_context: None,
                 outcome: RequestOutcome::NoResponse,
                 sent_bytes: 0,
@@ -242,7 +336,6 @@ impl Drop for RecordGuard {
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use super::*;
@@ -285,6 +378,7 @@ mod tests {
                 decision: None,
                 rule: None,
                 policies: None,
+                dry_run: None,
                 trace_context: None,
                 outcome: RequestOutcome::NoResponse,
                 sent_bytes: 0,
@@ -312,6 +406,62 @@ mod tests {
             ("ended", RequestOutcome::NoResponse, 0),
         ];
         assert_eq!(*observer.0.lock(), events);
+    }
+
+    /// Records by which limits requests would have been rejected, and whose they were.
+    #[derive(Debug, Default)]
+    struct DryRunObserver(Mutex<Vec<(String, String)>>);
+
+    impl RequestObserver for DryRunObserver {
+        fn on_dry_run_rejection(&self, record: &Record, rejection: &Rejection) {
+            let target = record.target.as_str().to_owned();
+            self.0.lock().push((limit_name(rejection), target));
+        }
+
+        fn on_ended(&self, _: &Record, _: Instant) {}
+    }
+
+    #[test]
+    fn dry_run_rejections_are_observed_before_and_after_the_end_and_recorded_until_then() {
+        let observer = Arc::new(DryRunObserver::default());
+        let mut guard = record_guard(&Arc::default(), false);
+        let witness: Arc<dyn RequestObserver> = Arc::<DryRunObserver>::clone(&observer);
+        guard.observers = Arc::from([witness]);
+        let rejection = |kind| {
+            Rejection::MaxInFlight(weir_limits::max_in_flight::MaxInFlightRejection {
+                kind,
+                limit: 1,
+            })
+        };
+        assert!(guard.record.dry_run.is_none());
+        guard.record_dry_run_rejection(rejection(RequestKind::Mutating));
+        let simulated = guard.simulate();
+        simulated.record_rejection(rejection(RequestKind::ReadOnly));
+        let limits = guard.record.dry_run.as_ref().unwrap().limits();
+        assert_eq!(limits, "max-in-flight/mutating,max-in-flight/readOnly");
+        drop(guard);
+        simulated.record_rejection(rejection(RequestKind::ReadOnly));
+        let seen: Vec<_> = observer
+            .0
+            .lock()
+            .iter()
+            .map(|(limit, _)| limit.clone())
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                "max-in-flight/mutating",
+                "max-in-flight/readOnly",
+                "max-in-flight/readOnly"
+            ]
+        );
+        assert!(
+            observer
+                .0
+                .lock()
+                .iter()
+                .all(|(_, target)| target == "/api/v1/pods")
+        );
     }
 
     #[test]

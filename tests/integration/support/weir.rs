@@ -104,10 +104,13 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
         },
         rates: rate::RateLimitsConfig::default(),
         shared_limits: None,
-        admission: AdmissionConfig::MaxInFlight(max_in_flight::MaxInFlightConfig {
-            read_only: 0.into(),
-            mutating: 0.into(),
-        }),
+        admission: AdmissionConfig::MaxInFlight {
+            config: max_in_flight::MaxInFlightConfig {
+                read_only: 0.into(),
+                mutating: 0.into(),
+            },
+            enforcement: Enforcement::Enforce,
+        },
         is_auto_total: false,
         total_finder: AutoTotalConfig::default(),
         request_timeout: Duration::from_secs(60),
@@ -160,10 +163,13 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
 impl WeirBuilder {
     /// `--max-requests-inflight` and `--max-mutating-requests-inflight`.
     pub(crate) fn limits(mut self, read_only: u32, mutating: u32) -> Self {
-        self.config.admission = AdmissionConfig::MaxInFlight(max_in_flight::MaxInFlightConfig {
-            read_only: read_only.into(),
-            mutating: mutating.into(),
-        });
+        self.config.admission = AdmissionConfig::MaxInFlight {
+            config: max_in_flight::MaxInFlightConfig {
+                read_only: read_only.into(),
+                mutating: mutating.into(),
+            },
+            enforcement: Enforcement::Enforce,
+        };
         self
     }
 

@@ -24,6 +24,8 @@ pub struct CompiledLevel {
     /// There is no object, but the level must exist. A controller that has had an object keeps its
     /// spec.
     pub imagined: bool,
+    /// Whether [an annotation](weir_kubernetes::api::flowcontrol::ObjectMeta::is_dry_run) says that it only counts.
+    pub is_dry_run: bool,
 }
 
 impl CompiledLevel {
@@ -48,6 +50,7 @@ pub(super) fn valid_levels<'o>(
             spec: level_spec(object)?,
             uid: object.metadata.uid.clone(),
             imagined: false,
+            is_dry_run: object.metadata.is_dry_run(),
         };
         Some((level.spec.name.clone(), level))
     });
@@ -63,6 +66,7 @@ pub(super) fn imagine_missing(levels: &mut BTreeMap<String, CompiledLevel>) {
                 spec,
                 uid: String::new(),
                 imagined: true,
+                is_dry_run: false,
             };
             levels.insert(name.to_owned(), level);
         }

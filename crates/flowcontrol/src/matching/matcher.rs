@@ -30,6 +30,8 @@ pub struct CompiledSchema {
     pub uid: String,
     /// The index of its level in [`Matcher::levels`].
     pub level: usize,
+    /// Whether [an annotation](weir_kubernetes::api::flowcontrol::ObjectMeta::is_dry_run) says that it only counts.
+    pub is_dry_run: bool,
     distinguisher: FlowDistinguisher,
 }
 
@@ -178,6 +180,7 @@ impl CompiledSchema {
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
             level: at,
+            is_dry_run: metadata.is_dry_run(),
             distinguisher: flows,
         })
     }

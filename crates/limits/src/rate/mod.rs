@@ -79,10 +79,11 @@ impl RateLimits {
         }
     }
 
-    /// Whether event limits only count. They have no such configuration.
+    /// Whether event limits only count.
     #[must_use]
     pub fn events_are_dry_run(&self) -> bool {
-        self.enforcement.is_dry_run(false)
+        let configured = self.events.as_ref().is_some_and(EventRateLimit::is_dry_run);
+        self.enforcement.is_dry_run(configured)
     }
 
     /// The limits of `config`, which replace these. Limits and rules that have not changed keep

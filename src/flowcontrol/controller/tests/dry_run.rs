@@ -1,6 +1,9 @@
 //! Dry run: requests that execute at once, and their simulation.
 
+use parking_lot::Mutex;
+
 use super::*;
+use weir_kubernetes::api::flowcontrol::ENFORCEMENT_ANNOTATION;
 
 /// The simulated execution time of all requests, in milliseconds.
 fn executed_milliseconds(fixture: &ControllerFixture) -> f64 {
@@ -60,11 +63,13 @@ async fn a_request_that_times_out_in_the_simulated_queue_is_counted_as_rejected_
 {
     let fixture = dry_run_fixture(1, queue(1, 10));
     let _first = fixture.get_now("a");
-    let second = fixture.get_now("b");
+    let mut second = fixture.get_now("b");
+    assert!(second.is_simulated() && second.dry_run_rejection().is_none());
+    let reported = reports_of(&mut second);
     advance(14_999 * MS).await;
-    assert_eq!(second.dry_run_rejection(), None);
+    assert_eq!(*reported.lock(), []);
     advance(MS).await;
-    assert_eq!(second.dry_run_rejection(), Some(RejectReason::TimeOut));
+    assert_eq!(*reported.lock(), [RejectReason::TimeOut]);
     assert_eq!(fixture.load("work"), (0, 1, 1));
     drop(second);
     run_ready_tasks().await;
@@ -72,15 +77,87 @@ async fn a_request_that_times_out_in_the_simulated_queue_is_counted_as_rejected_
     assert_eq!(fixture.totals("work").cancelled, 1);
 }
 
+/// What the simulation reports of a request.
+fn reports_of(permit: &mut AdmissionPermit) -> Arc<Mutex<Vec<RejectReason>>> {
+    let reported = Arc::<Mutex<Vec<_>>>::default();
+    let reports = Arc::clone(&reported);
+    permit.report_rejection_to(move |rejection| reports.lock().push(rejection.reason));
+    reported
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rejection_is_reported_when_the_request_has_ended_and_when_the_report_is_late() {
+    let fixture = dry_run_fixture(1, queue(1, 10));
+    let _first = fixture.get_now("a");
+    let (mut ended, mut late) = (fixture.get_now("b"), fixture.get_now("b"));
+    let of_ended = reports_of(&mut ended);
+    drop(ended);
+    advance(15_000 * MS).await;
+    assert_eq!(*of_ended.lock(), [RejectReason::TimeOut]);
+    let of_late = reports_of(&mut late);
+    run_ready_tasks().await;
+    assert_eq!(*of_late.lock(), [RejectReason::TimeOut]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dispatched_request_reports_nothing() {
+    let fixture = dry_run_fixture(1, queue(1, 10));
+    let first = fixture.get_now("a");
+    let mut second = fixture.get_now("b");
+    let reported = reports_of(&mut second);
+    drop(first);
+    advance(20_000 * MS).await;
+    drop(second);
+    advance(20_000 * MS).await;
+    assert_eq!(*reported.lock(), []);
+    assert_eq!(Arc::strong_count(&reported), 1, "nobody will");
+}
+
+/// With this annotation by weir.
+fn annotated(mut object: Object, enforcement: &str) -> Object {
+    let annotation = (ENFORCEMENT_ANNOTATION.to_owned(), enforcement.to_owned());
+    object.metadata_mut().annotations.push(annotation);
+    object
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_schema_or_a_level_is_a_dry_run_by_itself() {
+    let objects = |of_level: &str, of_schema: &str| {
+        [
+            annotated(level("work", 100, reject()), of_level),
+            annotated(schema("all", "work", "*"), of_schema),
+            level("other", 100, reject()),
+        ]
+    };
+    for (of_level, of_schema, passes) in [
+        ("Enforce", "Enforce", false),
+        ("DryRun", "Enforce", true),
+        ("Enforce", "DryRun", true),
+        ("dryrun", "", false),
+    ] {
+        let objects = objects(of_level, of_schema);
+        let fixture = controller_fixture(2, Enforcement::Enforce, &objects);
+        let _held = fixture.get_now("a");
+        let second = fixture.admit("b", "GET", POD).await;
+        assert_eq!(second.is_ok(), passes, "{of_level} {of_schema}");
+        let spared = second.ok();
+        let spared = spared.as_ref().and_then(AdmissionPermit::dry_run_rejection);
+        assert_eq!(spared.is_some(), passes, "{of_level} {of_schema}");
+        let levels = fixture.controller.dry_run_levels();
+        assert_eq!(levels.contains("work"), of_level == "DryRun");
+        assert!(!fixture.controller.is_dry_run() && !levels.contains("other"));
+        fixture.controller.set_enforcement(Enforcement::EnforceAll);
+        assert!(fixture.admit("b", "GET", POD).await.is_err());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_simulated_rejection_occupies_no_seat() {
     let fixture = dry_run_fixture(1, reject());
     let (first, second) = (fixture.get_now("a"), fixture.get_now("b"));
-    assert_eq!(first.dry_run_rejection(), None);
-    assert_eq!(
-        second.dry_run_rejection(),
-        Some(RejectReason::ConcurrencyLimit)
-    );
+    assert!(first.dry_run_rejection().is_none());
+    let rejection = second.dry_run_rejection().unwrap();
+    assert_eq!(rejection.reason, RejectReason::ConcurrencyLimit);
     assert_eq!(second.decision().flow_schema().name, "all");
     assert_eq!(fixture.load("work"), (0, 1, 1));
     drop(first);

@@ -53,6 +53,7 @@ fn entry_from_event(event: &Value) -> AuditEntry {
         decision: None,
         rule: None,
         policies: None,
+        dry_run: None,
         outcome: RequestOutcome::Responded(code),
         phase: if long_running {
             AuditPhase::ResponseStarted

@@ -26,7 +26,7 @@ pub use names::{check_dns_label, check_dns_subdomain};
 pub use read::read;
 pub use read::{LocatedObject, read_located, read_with_locations};
 pub use rules::read_rules;
-pub use types::{CATCH_ALL, EXEMPT};
+pub use types::{CATCH_ALL, ENFORCEMENT_ANNOTATION, ENFORCEMENT_VALUES, EXEMPT};
 pub use types::{
     ExemptPriorityLevelConfiguration, FlowDistinguisherMethodType, LimitResponse,
     LimitResponseType, NonResourcePolicyRule, ObjectMeta, PriorityLevelConfiguration,

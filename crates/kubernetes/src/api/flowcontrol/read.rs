@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::manifest::{Manifest, decode, join_path};
 use super::names;
-use super::types::{Object, Version};
+use super::types::{ENFORCEMENT_ANNOTATION, ENFORCEMENT_VALUES, Object, Version};
 use crate::document::{Diagnostics, Node, SourceLocation, Strictness};
 
 /// Reads manifests as the API server would with `fieldValidation=Warn`, and reports everything that
@@ -125,14 +125,26 @@ impl Manifest<'_> {
         *count += 1;
     }
 
-    /// Reports what Kubernetes would reject in a manifest, at the locations of the fields. Returns
-    /// whether Kubernetes would accept it.
+    /// Reports what Kubernetes would reject in a manifest, and an annotation that weir would not
+    /// understand, at the locations of the fields. Returns whether there is nothing to report.
     fn report_errors(&self, diagnostics: &mut Diagnostics) -> bool {
         let errors = self.validate();
         for error in &errors {
             let field = join_path(&self.path, &error.field);
             diagnostics.report_error(self.node.locate(&error.field), &field, error.body());
         }
-        errors.is_empty()
+        let enforcement = self.object.metadata().annotations.iter();
+        let unknown: Vec<_> = enforcement
+            .filter(|(name, value)| {
+                name == ENFORCEMENT_ANNOTATION && !ENFORCEMENT_VALUES.contains(&value.as_str())
+            })
+            .collect();
+        for (name, value) in &unknown {
+            let [enforce, dry_run] = ENFORCEMENT_VALUES;
+            let field = join_path(&self.path, &format!("metadata.annotations[{name}]"));
+            let message = format!("must be {enforce} or {dry_run}, got {value:?}");
+            diagnostics.report_error(self.node.locate("metadata.annotations"), &field, message);
+        }
+        errors.is_empty() && unknown.is_empty()
     }
 }

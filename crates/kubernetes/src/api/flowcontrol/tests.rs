@@ -454,3 +454,27 @@ fn mangled_manifests_cause_no_panic() {
         let _ = read_text(&text.concat());
     }
 }
+
+#[test]
+fn an_enforcement_that_does_not_exist_is_an_error_and_other_annotations_are_not() {
+    let level = |annotation: &str| {
+        read_text(&format!(
+            "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: PriorityLevelConfiguration\n\
+             metadata:\n  name: x\n  annotations:\n    {annotation}\n\
+             spec: {{type: Limited, limited: {{limitResponse: {{type: Reject}}}}}}\n"
+        ))
+    };
+    for fine in [
+        "weir/enforcement: DryRun",
+        "weir/enforcement: Enforce",
+        "weir/other: x",
+    ] {
+        assert_eq!(level(fine).1, "", "{fine}");
+    }
+    let (objects, report) = level("weir/enforcement: dryrun");
+    assert!(objects.is_empty());
+    assert_eq!(
+        report,
+        "f.yaml:6:5: metadata.annotations[weir/enforcement]: must be Enforce or DryRun, got \"dryrun\""
+    );
+}

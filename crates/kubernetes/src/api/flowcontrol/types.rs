@@ -5,6 +5,10 @@ pub const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 /// The name of the mandatory level whose requests are never queued or rejected, and of the flow
 /// schema that selects it.
 pub const EXEMPT: &str = "exempt";
+/// The annotation by which weir lets a flow schema or a priority level only count; kube-apiserver ignores it.
+pub const ENFORCEMENT_ANNOTATION: &str = "weir/enforcement";
+/// Its values: the default, and the one that only counts.
+pub const ENFORCEMENT_VALUES: [&str; 2] = ["Enforce", "DryRun"];
 /// The name of the mandatory level for requests that no other flow schema matches, and of its flow
 /// schema.
 pub const CATCH_ALL: &str = "catch-all";
@@ -88,11 +92,13 @@ impl Object {
         }
     }
 
-    /// Whether weir would treat requests alike with either object: only status and version differ.
+    /// Whether weir would treat requests alike with either object: only status, version and other
+    /// metadata differ.
     #[must_use]
     pub fn is_equivalent(&self, other: &Self) -> bool {
         let (own, others) = (self.metadata(), other.metadata());
-        (&own.name, &own.uid) == (&others.name, &others.uid) && self.has_equal_spec(other)
+        (&own.name, &own.uid, own.is_dry_run()) == (&others.name, &others.uid, others.is_dry_run())
+            && self.has_equal_spec(other)
     }
 
     /// Whether both are of one kind and have the same spec.
@@ -135,6 +141,17 @@ pub struct ObjectMeta {
     pub owner_references: Vec<OwnerReference>,
     /// Only validated.
     pub finalizers: Vec<String>,
+}
+
+impl ObjectMeta {
+    /// Whether [`ENFORCEMENT_ANNOTATION`] says that the object only counts.
+    #[must_use]
+    pub fn is_dry_run(&self) -> bool {
+        let [_, dry_run] = ENFORCEMENT_VALUES;
+        self.annotations
+            .iter()
+            .any(|(name, value)| name == ENFORCEMENT_ANNOTATION && value == dry_run)
+    }
 }
 
 /// An owner of an object (`metav1.OwnerReference`).

@@ -77,9 +77,15 @@ pub struct ClientLimitPermit {
     slots: Vec<KeyedSlotHandle>,
     object_writes: Vec<(Arc<ClientRuleEnforcer>, LruKey)>,
     admitted_at: Option<Instant>,
+    dry_run_rejections: Vec<ClientLimitRejection>,
 }
 
 impl ClientLimitPermit {
+    /// Takes the rejections by rules that only count.
+    pub fn take_dry_run_rejections(&mut self) -> Vec<ClientLimitRejection> {
+        std::mem::take(&mut self.dry_run_rejections)
+    }
+
     /// When the request was admitted, if it was delayed. Its time in a queue starts then.
     #[must_use]
     pub const fn admitted_after_delay(&self) -> Option<Instant> {
@@ -188,6 +194,7 @@ impl ClientLimits {
             tokio::time::sleep_until((arrived + wait).into()).await;
         }
         let mut permit = Box::<ClientLimitPermit>::default();
+        permit.dry_run_rejections = charged.dry_run_rejections;
         let mut delayed = !wait.is_zero();
         for charge in charged.rules {
             let Some(rule) = self.rules.get(charge.rule) else {
@@ -195,16 +202,18 @@ impl ClientLimits {
             };
             let acquired =
                 rule.acquire_slot(&self.keys, &charge.client, attributes.info, charge.until);
-            let (slot, queued) = match acquired.await? {
-                SlotOutcome::Immediate(slot) => {
+            match acquired.await {
+                Ok(SlotOutcome::Immediate(slot)) => {
                     rule.record_passed(charge.delay);
-                    (slot, false)
+                    permit.slots.extend(slot);
                 }
-                SlotOutcome::Waited(slot) => (Some(slot), true),
-                SlotOutcome::WouldReject => (None, false),
-            };
-            permit.slots.extend(slot);
-            delayed |= queued;
+                Ok(SlotOutcome::Waited(slot)) => {
+                    permit.slots.push(slot);
+                    delayed = true;
+                }
+                Err(rejection) if rule.is_dry_run() => permit.dry_run_rejections.push(rejection),
+                Err(rejection) => return Err(rejection),
+            }
             permit.track_object(rule, &self.keys, &charge.client, attributes.info);
         }
         permit.admitted_at = delayed.then(|| Clock.now());
@@ -231,7 +240,15 @@ impl ClientLimits {
             any = true;
             let client = LimitedClient::from_request(rule.rule.distinguisher, attributes, &source);
             let max_wait = rule.max_wait(arrived, deadline);
-            match rule.charge(&self.keys, &client, attributes.info, arrived, max_wait) {
+            let delay = rule.charge(&self.keys, &client, attributes.info, arrived, max_wait);
+            let delay = match delay {
+                Err(rejection) if rule.is_dry_run() => {
+                    charged.dry_run_rejections.push(rejection);
+                    Ok(Some(Duration::ZERO))
+                }
+                delay => delay,
+            };
+            match delay {
                 Ok(delay) => {
                     charged.wait = charged.wait.max(delay.unwrap_or_default());
                     charged.rules.push(ChargedRule {
@@ -282,10 +299,11 @@ impl ClientLimits {
                     permit.slots.push(handle);
                 } else if !rule.is_dry_run() && now < charge.until {
                     return Ok(None);
-                } else if let Some(rejection) =
-                    rule.record_rejection(&charge.client, limit, Duration::ZERO)
-                {
-                    return Err(rejection);
+                } else {
+                    let rejection = rule.record_rejection(&charge.client, limit, Duration::ZERO);
+                    if !rule.is_dry_run() {
+                        return Err(rejection);
+                    }
                 }
             }
             permit.track_object(rule, &self.keys, &charge.client, info);
@@ -323,6 +341,7 @@ impl ClientLimits {
 #[derive(Debug, Default)]
 pub struct ChargedRequest {
     rules: Vec<ChargedRule>,
+    dry_run_rejections: Vec<ClientLimitRejection>,
     /// How long it has to wait for its tokens.
     pub wait: Duration,
 }
@@ -450,6 +469,9 @@ impl ClientRuleEnforcer {
 
     /// Charges the buckets and the backoff, and counts a delay or rejection. Returns the delay if a
     /// limit was exceeded, which is zero in a dry run.
+    ///
+    /// # Errors
+    /// The rule rejects the request, unless it is a dry run.
     fn charge(
         &self,
         keys: &LruKeyHasher,
@@ -479,9 +501,9 @@ impl ClientRuleEnforcer {
                     wait
                 }))
             }
-            ClientLimitDecision::Reject(limit, wait) => self
-                .record_rejection(client, limit, wait)
-                .map_or(Ok(Some(Duration::ZERO)), Err),
+            ClientLimitDecision::Reject(limit, wait) => {
+                Err(self.record_rejection(client, limit, wait))
+            }
         }
     }
 
@@ -497,21 +519,21 @@ impl ClientRuleEnforcer {
         self.counters.delay_seconds.observe(wait.as_secs_f64());
     }
 
-    /// Counts a rejection and returns it, unless the rule is a dry run.
+    /// Counts a rejection, enforced or not.
     fn record_rejection(
         &self,
         client: &LimitedClient,
         limit: ClientLimitKind,
         wait: Duration,
-    ) -> Option<ClientLimitRejection> {
+    ) -> ClientLimitRejection {
         ClientRuleMetrics::increment(&self.counters.rejected, limit);
         spin_lock(&self.top_clients).add(&client.display_name());
-        (!self.is_dry_run()).then(|| ClientLimitRejection {
+        ClientLimitRejection {
             rule: Arc::clone(&self.name),
             limit,
             retry_after: retry_after_seconds(wait),
             wait,
-        })
+        }
     }
 
     /// The slot that the request would hold to its end, if the rule limits any. It is not acquired
@@ -567,10 +589,7 @@ impl ClientRuleEnforcer {
             return Ok(SlotOutcome::Waited(handle));
         }
         // When a slot becomes free is unknown.
-        match self.record_rejection(client, limit, Duration::ZERO) {
-            Some(rejection) => Err(rejection),
-            None => Ok(SlotOutcome::WouldReject),
-        }
+        Err(self.record_rejection(client, limit, Duration::ZERO))
     }
 }
 
@@ -580,8 +599,6 @@ enum SlotOutcome {
     Immediate(Option<KeyedSlotHandle>),
     /// Acquired after a wait.
     Waited(KeyedSlotHandle),
-    /// None is free, but the rule is a dry run.
-    WouldReject,
 }
 
 /// Whether the request is a write that is not long-running.

@@ -42,6 +42,8 @@ pub struct EventRateLimitConfig {
     pub groups: LimitedEventGroups,
     /// `--event-rate-limit-retry-after`.
     pub retry_after: bool,
+    /// `--event-rate-limit-enforcement`: events pass, whatever the limits say.
+    pub dry_run: bool,
 }
 
 /// An event that was rejected.
@@ -83,6 +85,7 @@ pub struct EventRateLimit {
     limit_configs: Box<[config::EventLimitConfig]>,
     groups: LimitedEventGroups,
     retry_after: bool,
+    dry_run: bool,
     /// Whether any limit uses source and object, or a reserve for warnings.
     needs_body: bool,
     counters: Box<[EventLimitCounters]>,
@@ -253,6 +256,7 @@ impl EventRateLimit {
             limit_configs: configs.clone().into(),
             groups: config.groups,
             retry_after: config.retry_after,
+            dry_run: config.dry_run,
             needs_body: configs.iter().any(looks_inside),
             counters: counters.into(),
             top_keys: Mutex::new(top_keys.into()),
@@ -293,6 +297,12 @@ impl EventRateLimit {
             write,
             encoding: encoding.filter(|_| self.needs_body),
         })
+    }
+
+    /// Whether the limits are configured to count only.
+    #[must_use]
+    pub const fn is_dry_run(&self) -> bool {
+        self.dry_run
     }
 
     /// Charges an event that `user` writes with `body` (empty if the body is not needed).

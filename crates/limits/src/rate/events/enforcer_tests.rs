@@ -16,6 +16,7 @@ fn new_limits(limits: &[(LimitType, u32, u32, u8)]) -> (EventRateLimit, Registry
         limits: limits.iter().map(limit).collect(),
         groups: LimitedEventGroups::All,
         retry_after: true,
+        dry_run: false,
     };
     (EventRateLimit::new(&config, &registry), registry)
 }
@@ -185,6 +186,7 @@ fn a_limit_that_stays_keeps_its_buckets_and_others_start_anew() {
         limits: first.limit_configs.to_vec(),
         groups: LimitedEventGroups::All,
         retry_after: true,
+        dry_run: false,
     };
     let same = EventRateLimit::replacing(Some(&first), &config, None, &registry);
     let message = post(&same).unwrap_err().message;

@@ -54,6 +54,8 @@ pub(super) struct PolicyEnforcer {
 pub struct PolicyDecision {
     /// Why it goes no further; `None` if it does.
     pub rejection: Option<PolicyRejection>,
+    /// Why it would go no further, if the policies that only count were enforced.
+    pub dry_run_rejections: Vec<PolicyRejection>,
     /// What the audit log and the top talkers have of it.
     pub notes: PolicyNotes,
     slots: Vec<KeyedSlotHandle>,
@@ -68,8 +70,6 @@ pub struct PolicyPermit(#[expect(dead_code, reason = "kept for its drop")] Vec<K
 pub struct PolicyNotes {
     /// The policy that denied or rejected it.
     pub rejected_by: Option<Arc<str>>,
-    /// The policies that would have, if they were enforced.
-    pub dry_run: Vec<Arc<str>>,
     /// Its tags, in the order of the policies.
     pub tags: Vec<Arc<str>>,
 }
@@ -171,7 +171,7 @@ impl RequestPolicies {
                 decision.rejection = Some(rejection);
                 break;
             }
-            decision.notes.dry_run.push(Arc::clone(&policy.name));
+            decision.dry_run_rejections.push(rejection);
         }
         decided
     }
@@ -333,8 +333,6 @@ impl PolicyEnforcer {
             PolicyAction::Tag(_) => {
                 if self.record_effect(request) {
                     decision.notes.tags.extend(self.tag.clone());
-                } else {
-                    decision.notes.dry_run.push(Arc::clone(&self.name));
                 }
                 None
             }

@@ -145,7 +145,9 @@ fn a_dry_run_counts_and_names_what_it_would_do() {
     );
     let decision = fixture.decide("bob", LIST).unwrap();
     assert_eq!(decision.rejection, None);
-    assert_eq!(decision.notes.dry_run, [Arc::from("a"), Arc::from("b")]);
+    let spared: Vec<_> = decision.dry_run_rejections.iter().collect();
+    assert_eq!(spared.len(), 1, "a tag rejects nothing");
+    assert!(&*spared[0].policy == "a" && spared[0].is_denial);
     assert!(decision.notes.tags.is_empty());
     let effects = |enforcement| {
         fixture.metric(&format!(
@@ -169,7 +171,8 @@ fn a_bypass_lifts_rejections_and_limits_and_no_denial() {
     assert_eq!(by().as_deref(), Some("deny"));
     fixture.enforcement.set(EnforcementOverride::DryRun);
     assert_eq!(by(), None);
-    assert_eq!(fixture.decide("bob", LIST).unwrap().notes.dry_run.len(), 2);
+    let decision = fixture.decide("bob", LIST).unwrap();
+    assert_eq!(decision.dry_run_rejections.len(), 2);
 }
 
 #[test]

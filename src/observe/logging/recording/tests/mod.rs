@@ -42,6 +42,7 @@ fn record(target: &'static str) -> Record {
         decision: None,
         rule: None,
         policies: None,
+        dry_run: None,
         trace_context: None,
         outcome: RequestOutcome::Responded(StatusCode::OK),
         sent_bytes: 42,
