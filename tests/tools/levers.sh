@@ -174,9 +174,9 @@ began=$(date +%s%N)
 ctl block --user alice --now --reason 'lists in a loop' >"$WORK/block"
 check_ok 'with --now that of its target ends' within "$LIMIT" watches 1
 printf 'from weir ctl to the end of the watch: %s ms\n' "$((($(date +%s%N) - began) / 1000000))"
-ctl undo 7 8 >"$WORK/undone"
+ctl undo 8 9 >"$WORK/undone"
 ctl disconnect --user bob --over 1s >"$WORK/disconnect"
-check_match 'a disconnect is a lever' 'lever 9 is in force for 1s: disconnect user=bob' "$(<"$WORK/disconnect")"
+check_match 'a disconnect is a lever' 'lever 10 is in force for 1s: disconnect user=bob' "$(<"$WORK/disconnect")"
 check_ok 'the other one ends by it' within "$LIMIT" watches 0
 check 'its user is served' 200 "$(code bob "$PODS")"
 # shellcheck disable=SC2317,SC2329 # called by `within`
