@@ -697,3 +697,29 @@ fn links_point_to_files_and_headings_that_exist() {
     assert!(count > 30, "{count} links in {} pages", pages.len());
     assert!(errors.is_empty(), "\n{}", errors.join("\n"));
 }
+
+/// Each alert leads to the section of the runbook that is for it.
+#[test]
+fn every_alert_has_a_section_of_the_runbook() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap();
+    let runbook = read("docs/incident.md");
+    let sections: Vec<_> = prose_lines(&runbook)
+        .filter_map(|line| line.strip_prefix("## "))
+        .map(anchor)
+        .collect();
+    let rules = read("deploy/prometheus-rules.yaml");
+    let alerts: Vec<_> = rules.split("- alert: ").skip(1).collect();
+    assert!(alerts.len() > 20, "{} alerts", alerts.len());
+    for alert in alerts {
+        let name = alert.lines().next().unwrap();
+        let annotations = alert.split_once("annotations:\n").expect(name).1;
+        let url = annotations.trim_start().strip_prefix("runbook_url: ");
+        let url = url.and_then(|rest| rest.lines().next()).expect(name);
+        let section = url.strip_prefix("docs/incident.md#").expect(name);
+        assert!(
+            sections.iter().any(|known| known == section),
+            "{name}: no section {section}"
+        );
+    }
+}

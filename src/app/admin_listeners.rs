@@ -18,6 +18,7 @@ use crate::observe::status::sources::{ConfiguredSources, StatusSources};
 use crate::replicas::peers::snapshots::SnapshotSource;
 use crate::server::metrics::ServerMetrics;
 use weir_base::clock::Clock;
+use weir_kubernetes::numeric::saturating_u32;
 
 /// What operators are shown and a reload replaces.
 pub(super) type ShownConfig = (
@@ -69,6 +70,9 @@ impl AdminListeners {
             readiness: Arc::clone(readiness),
             levers: Arc::clone(&permanent.levers),
             upstream: Arc::clone(&permanent.upstream_metrics),
+            requests: Arc::clone(&permanent.metrics),
+            memory_limit: Arc::clone(&permanent.memory_limit),
+            cpus: available_cpus(),
             connection_budget: permanent.connection_budget.clone(),
             total: Arc::clone(&permanent.own_calls.finder),
             outcomes: Arc::clone(&permanent.outcome_counts),
@@ -129,6 +133,12 @@ impl AdminListeners {
             tokio::spawn(admin.run(listener, drain.handed_over()));
         }
     }
+}
+
+/// The processors that this process may use, also where a cgroup limits them. 0 if it is not known.
+fn available_cpus() -> u32 {
+    let cpus = std::thread::available_parallelism();
+    cpus.map_or(0, |cpus| saturating_u32(cpus.get()))
 }
 
 /// What alarms about losses and limits are made from.

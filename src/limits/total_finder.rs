@@ -293,6 +293,11 @@ impl TotalFinder {
         self.state.lock().server_seats()
     }
 
+    /// The total in force of all replicas, in seats or slots; 0 is no limit.
+    pub(crate) fn total(&self) -> u32 {
+        self.pool_sum(|pool| pool.total)
+    }
+
     /// Records what API servers publish of their own seats.
     pub(crate) fn record_seats(&self, published: PublishedSeats) {
         let PublishedSeats { seats, queued, .. } = published;
@@ -305,7 +310,7 @@ impl TotalFinder {
             );
         }
         state.published = published;
-        let total = self.pool_sum(|pool| pool.total);
+        let total = self.total();
         let is_below = state
             .server_seats()
             .is_some_and(|seats| u64::from(total) < seats);
@@ -331,10 +336,7 @@ impl TotalFinder {
     /// What is wrong with a configured total. `None` if nothing is, or if weir finds it by itself or a
     /// lever sets it.
     pub(crate) fn warning(&self) -> Option<String> {
-        let (seats, own) = (
-            self.pool_sum(|pool| pool.total),
-            self.pool_sum(|pool| pool.share),
-        );
+        let (seats, own) = (self.total(), self.pool_sum(|pool| pool.share));
         let limited = self.limiters.flowcontrol().map_or_else(Vec::new, |live| {
             let levels = live.controller().summaries().into_iter();
             let levels = levels.filter_map(|level| Some((level.name, level.seats?)));

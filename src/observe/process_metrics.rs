@@ -12,7 +12,7 @@ use prometheus::{Counter, Gauge, IntCounter, IntGauge};
 use rustix::time::{ClockId, clock_gettime};
 
 use weir_base::metrics::Registry;
-use weir_kubernetes::numeric::saturating_i64;
+use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
 
 /// The collector of the process metrics.
 struct ProcessMetrics {
@@ -206,6 +206,18 @@ fn unix_start_time(ticks: u64) -> Option<Duration> {
         .saturating_mul(1000)
         .checked_div(rustix::param::clock_ticks_per_second())?;
     Some(Duration::from_secs(since_1970) + Duration::from_millis(milliseconds))
+}
+
+/// The processor time that the process has used, and its resident memory in bytes; zero where they
+/// are not known.
+pub(crate) fn usage() -> (Duration, u64) {
+    let used = Duration::try_from(clock_gettime(ClockId::ProcessCPUTime));
+    let pages = read_stat().map_or(0, |stat| stat.resident_pages);
+    let memory = u64::try_from(pages).unwrap_or_default();
+    (
+        used.unwrap_or_default(),
+        memory.saturating_mul(saturating_u64(rustix::param::page_size())),
+    )
 }
 
 /// The files that the process has open, and how many it may have. `None` without `/proc`.

@@ -2,14 +2,15 @@
 # Every command in the README and in docs/. Blocks marked `sh ci` run as they are, in order, at the top of the checkout.
 # Blocks marked `sh` are for a real cluster: the playground's API server stands in for it. Blocks marked `sh node` are for a
 # control-plane node: they find its files below another folder, and stand-ins for kubeadm and its ConfigMap. Blocks marked `sh log`
-# have an audit log, configurations and a running weir; what lasts longer than 3 s is interrupted.
+# have an audit log, configurations and a running weir; what lasts longer than 3 s is interrupted. Blocks marked `sh incident` are
+# those of docs/incident.md: a client floods a small API server meanwhile, and weir's addresses are those of that playground.
 #
 # A block that starts a playground runs beside the others until this script ends; the folder of its --dir is emptied first.
 # Every other block has its own shell, and a minute.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk cargo curl openssl systemd-analyze wrk
+need awk cargo curl jq openssl systemd-analyze wrk
 command -v kubectl >/dev/null || export PATH=$PATH:$TOOLS
 need kubectl
 cd "$ROOT"
@@ -23,6 +24,9 @@ awk -v work="$WORK" '
     /^```/ { node = 0 }
     /^```sh log$/ { l++; log_ = 1; next }
     /^```/ { log_ = 0 }
+    /^```sh incident$/ { i++; incident = 1; next }
+    /^```/ { incident = 0 }
+    incident { print > sprintf("%s/incident-%02d", work, i) }
     log_ { print > sprintf("%s/log-%02d", work, l) }
     inside { print > sprintf("%s/block-%02d", work, n) }
     serving { print > sprintf("%s/serve-%02d", work, m) }
@@ -66,6 +70,35 @@ done
 for name in "${beside[@]}"; do
     stopped "$name"
 done
+
+# An incident, as the one that the page expects. `weir status` ends with a code about alarms, of which there are some.
+playground incident --capacity 4 --service-time 50ms --max-requests-inflight 20 --max-mutating-requests-inflight 10
+start flood wrk -t 1 -c 100 -d 600s -H "$(bearer alice)" "$URL/api/v1/namespaces/default/pods"
+# shellcheck disable=SC2317,SC2329 # called by `within`
+waiting() { curl -sS "http://$ADMIN/status.json" | jq -e '[.levels[].waiting] | add > 10'; }
+check_ok 'requests wait, as in an incident' within "$LIMIT" waiting
+mkdir "$WORK/incident-bin"
+cat >"$WORK/incident-bin/weir" <<END
+#!/usr/bin/env bash
+if [[ \$1 != status ]]; then exec "$WEIR" "\$@"; fi
+"$WEIR" "\$@" --admin "http://$ADMIN" || ((\$? <= 2))
+END
+chmod +x "$WORK/incident-bin/weir"
+for block in "$WORK"/incident-??; do
+    name=$(basename "$block")
+    sed -i "s#127\.0\.0\.1:6480#$ADMIN#g" "$block"
+    start "$name" env PATH="$WORK/incident-bin:$PATH" KUBECONFIG="$DIR/kubeconfig" timeout 60 bash -euo pipefail "$block"
+    finish "$name" 70
+    check "$name: $(head -n 1 "$block"): exit code" 0 "$STATUS"
+    if [[ $STATUS != 0 ]]; then tail -n 20 "$WORK/$name.out" "$WORK/$name.err"; fi
+    check_ok "$name: prints something" test -s "$WORK/$name.out"
+done
+check_between 'blocks of an incident' 15 100 "$(find "$WORK" -name 'incident-??' | wc -l)"
+check_match 'what hurts most is the wait, with the users' 'now: .* wait in [a-z-]+, .*alice' "$(tr '\n' ' ' <"$WORK/incident-01.out")"
+signal flood TERM
+finish flood
+finish incident 60
+check 'weir has drained' 0 "$STATUS"
 
 cluster
 cp "$DIR/tls.crt" "$WORK/bastion.crt"

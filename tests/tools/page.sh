@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The status page in a real browser (Debian's chromium, without a screen): it loads and complains of nothing, asks nobody
 # else, shows a flood, holds 50 levels, is dark and light, works by keyboard, and says when weir is gone. What clients call
-# themselves stays text. Then its data as programs read them.
+# themselves stays text. Then its data as programs read them. Then each incident: requests that wait, 429s, an API server that
+# hangs, a lever, a reload.
 #
 # PICTURES   a folder for pictures of what is seen (default: none are kept)
 
@@ -203,7 +204,7 @@ check 'its level counts as metrics do' \
     "$(jq --arg level "$FLOODED" '.levels[] | select(.name == $level).rejected["queue-full"]' "$WORK/status.json")"
 check '... and codes do' "$(metric 'weir_upstream_responses_total{code="200"}')" "$(jq '.requests.byCode["200"]' "$WORK/status.json")"
 headers=$(curl -sSI "${PAGE}status")
-check_match 'a strict policy goes with the page' "content-security-policy: default-src 'none'; script-src 'sha256-[^']+'; style-src 'sha256-[^']+'" "$headers"
+check_match 'a strict policy goes with the page' "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';" "$headers"
 
 start listener curl -sSN "${PAGE}status/events"
 within "$LIMIT" eval "(( \$(grep -c '^event: snapshot' '$WORK/listener.out') >= 3 ))" || die 'no events come'
@@ -237,6 +238,126 @@ check_ok 'who goes leaves its place to another' within "$LIMIT" a_place
 for n in $(seq 2 $LISTENERS); do signal "listener-$n" TERM; done
 stopped front
 
+# --- each incident -------------------------------------------------------------------------------------------------------
+
+# weir before an API server of its own, which can be stopped; its settings are reloaded.
+apiserver api 0 --capacity 4 --service-time 50ms --apiserver-concurrency-limit 600
+UPSTREAM_ADDRESS=$ADDRESS
+printf 'maxRequestsInflight: 180\nmaxMutatingRequestsInflight: 70\n' >"$WORK/weir.yaml"
+SOCKET=$WORK/control.sock
+# With credentials, so that it may read the API server's own seats.
+start incidents "$WEIR" serve --kubeconfig "$DIR/kubeconfig" --bind-address 127.0.0.1 "${anywhere[@]}" \
+    --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" --token-auth-file "$DIR/tokens.csv" \
+    --config "$WORK/weir.yaml" --control-socket "$SOCKET" --memory-limit 400Mi
+fronting incidents
+PAGE=http://$ADMIN/
+PODS=$URL/api/v1/namespaces/default/pods
+# headline EXPRESSION: until it is true of the headline's text.
+headline() {
+    printf 'until %s (text => %s)(document.getElementById("now-text").textContent)\n' "$LIMIT" "$1"
+}
+cat >"$WORK/steps" <<STEPS
+open light 1320x900
+$(headline "text === 'No request waits or is rejected'")
+eval [document.getElementById('now').className, document.getElementById('ready').className]
+until $LIMIT document.getElementById('total-now').textContent.startsWith('250of 60')
+eval [document.getElementById('own-now').textContent.endsWith(' of 400 MiB'), document.getElementById('upstream').textContent.includes('--tls-cert-file in ')]
+picture $PICTURES/idle.png whole
+run wrk -t 1 -c 350 -d 300 -H '$(bearer alice)' $PODS
+$(headline "/^[0-9]+ requests wait in global-default, [0-9.]+s \\(p99\\)\$/.test(text)")
+eval [document.getElementById('now').className !== 'now calm', document.getElementById('ready').className !== 'state good', document.getElementById('no-now').textContent]
+until $LIMIT /^waiting: alice [0-9]+; seats held by: alice [0-9]+ of [0-9]+\$/.test(document.getElementById('now-detail').textContent)
+until $LIMIT Number(document.getElementById('wait-now').textContent) > 10
+until $LIMIT document.querySelector('#wait-plot .area4').getAttribute('d') !== '' && document.querySelector('#wait-plot .line5').getAttribute('d') !== ''
+until $LIMIT document.querySelector('#up-plot .line2').getAttribute('d') !== '' && document.querySelector('#up-plot').parentElement.querySelector('.top').textContent.endsWith('s')
+picture $PICTURES/waiting.png whole
+until $LIMIT document.querySelector('#t-talkers tbody button:not([hidden])') !== null
+eval document.querySelector('#t-talkers tbody button:not([hidden])').click()
+eval [document.getElementById('command').hidden, document.getElementById('command-limit').textContent, document.getElementById('command-block').textContent]
+eval document.getElementById('copy-limit').click()
+until $LIMIT document.getElementById('copy-limit').textContent !== 'Copy'
+run '$WEIR' ctl --control-socket '$SOCKET' limit --user=alice --qps=10 --for=10m --reason 'lists in a loop'
+until $LIMIT document.getElementById('levers').textContent.includes('lists in a loop')
+$(headline "text.startsWith('Only levers reject: ')")
+until $LIMIT document.getElementById('marks').textContent.includes('lever 1: limit to 10/s user=alice')
+picture $PICTURES/lever.png whole
+run '$WEIR' ctl --control-socket '$SOCKET' undo 1
+until $LIMIT document.getElementById('marks').textContent.includes('lever 1 has ended')
+run printf 'maxRequestsInflight: 181\nmaxMutatingRequestsInflight: 70\n' >'$WORK/weir.yaml'
+until $LIMIT document.getElementById('marks').textContent.includes('configuration 2 is in force')
+eval [document.querySelectorAll('#flags .reload').length, document.querySelectorAll('#plot .mark').length]
+run wrk -t 1 -c 1200 -d 300 -H '$(bearer alice)' $URL/api/v1/nodes
+$(headline "/^[0-9.]+ requests a second are rejected: queue-full\$/.test(text)")
+eval [document.getElementById('now').className, document.getElementById('now-detail').textContent.startsWith('most by global-default')]
+until $LIMIT document.getElementById('now-detail').textContent.endsWith('of alice')
+picture $PICTURES/rejected.png whole
+stop
+run kill -STOP ${PIDS[api]}
+$(headline "text === 'The API server does not answer'")
+eval [document.getElementById('now').className, document.getElementById('ready').className]
+until $LIMIT document.getElementById('marks').textContent.includes('$UPSTREAM_ADDRESS: ')
+picture $PICTURES/hung.png whole
+run kill -CONT ${PIDS[api]}
+$(headline "text !== 'The API server does not answer'")
+until $LIMIT document.getElementById('marks').textContent.includes('$UPSTREAM_ADDRESS answers again')
+eval (past => { source.dispatchEvent(new MessageEvent('history', { data: past })); source.dispatchEvent(new MessageEvent('snapshot', { data: JSON.stringify(snaps.length ? snaps.at(-1) : window.last) })); return [document.getElementById('no-now').firstChild.textContent, document.getElementById('codes').textContent.startsWith('\u2013 2xx')]; })((window.last = snaps.at(-1), JSON.stringify(history)))
+errors
+STEPS
+start browser python3 "$ROOT/tests/tools/page.py" "$PAGE" "$WORK/steps"
+finish browser 240
+kill -CONT "${PIDS[api]}"
+check 'the browser comes to its end' 0 "$STATUS"
+mapfile -t SAID <"$WORK/browser.out"
+at=0
+said 'the page loads' "$done_in"
+said 'idle: nothing hurts' "$done_in"
+said '... and both dots are green' '\["now calm", "state good"\]'
+said "weir's total stands beside the API server's own" "$done_in"
+said "so do its memory and its limit, and when certificates end" '\[true, true\]'
+said 'a picture is taken' true
+said 'one user sends more than there are seats' true
+said 'waiting: the headline is the wait, though nothing is rejected' "$done_in"
+said '... no dot is green' '\[true, true, "0a second"\]'
+said '... with the users that wait and those that hold the seats' "$done_in"
+said '... their number has a card' "$done_in"
+said '... and a plot, beside the wait' "$done_in"
+said "... as has the API server's latency, with a number at its axis" "$done_in"
+said 'a picture is taken' true
+said 'a talker has a button' "$done_in"
+said '... which is clicked' null
+said '... and shows the commands' \
+    '\[false, "weir ctl limit --user=alice --qps=10 --for=10m", "weir ctl block --user=alice --for=10m"\]'
+said 'one is copied' null
+said '... or selected' "$done_in"
+said 'an operator runs it' true
+said 'a lever: it has a banner with its reason' "$done_in"
+said '... what it rejects is no trouble' "$done_in"
+said '... and it is marked' "$done_in"
+said 'a picture is taken' true
+said 'it is undone' true
+said '... which is marked' "$done_in"
+said 'the settings change' true
+said 'a reload is marked' "$done_in"
+said '... on the axis and in the plots' '\[1, 1\]'
+said 'the user sends more than queues hold' true
+said '429: the headline is the rejections' "$done_in"
+said '... in red, with the level' '\["now critical", true\]'
+said '... and the user' "$done_in"
+said 'a picture is taken' true
+said 'the flood ends' true
+said 'the API server stands still' true
+said 'hung: the headline says so' "$done_in"
+said '... in red' '\["now critical", "state (hurt|bad)"\]'
+said '... and it is marked' "$done_in"
+said 'a picture is taken' true
+said 'it goes on' true
+said '... which the headline shows' "$done_in"
+said '... and a mark' "$done_in"
+said 'before there is a rate there is no 0' '\["\\u2013", true\]'
+said 'the console says nothing' '\[\]'
+stopped incidents
+stopped api
+
 # --- a dry run -----------------------------------------------------------------------------------------------------------
 
 playground paper --flowcontrol-config "$WORK/levels.json" --max-requests-inflight 100 --max-mutating-requests-inflight 50 \
@@ -248,6 +369,8 @@ eval document.getElementById('paper').textContent
 eval document.getElementById('paper').hidden
 run wrk -t 1 -c $CONNECTIONS -d 300 -H '$(bearer alice)' $URL/api/v1/nodes
 until $LIMIT document.getElementById('no-maybe').textContent.includes('a second (queue-full')
+until $LIMIT document.getElementById('no-maybe').textContent.includes('It would break 1 user: alice (')
+until $LIMIT [...document.querySelectorAll('#t-talkers tbody tr')].some(r => r.textContent.includes('alice') && r.querySelector('td.warm'))
 until $LIMIT document.querySelector('#t-levels tbody th').textContent === '$FLOODED'
 eval [...document.querySelectorAll('#t-reasons tbody th span')].map(s => s.textContent)
 eval document.querySelectorAll('#t-levels td.warm').length > 0
@@ -263,10 +386,12 @@ mapfile -t SAID <"$WORK/browser.out"
 at=0
 said 'the page loads' "$done_in"
 said 'it shows all levels' "$done_in"
-said 'it says that nothing is refused' '"Dry run: priority levels refuse nothing"'
+said 'it says that nothing is rejected' '"Dry run: priority levels reject nothing"'
 said '... for all to see' false
 said 'a flood begins' true
 said 'it says what would be rejected' "$done_in"
+said '... and whose requests' "$done_in"
+said '... as top talkers do' "$done_in"
 said 'the level is the first' "$done_in"
 said 'the reason is one that would be' '\["queue-full", "would be"\]'
 said 'it stands out' true

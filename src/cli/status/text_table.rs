@@ -10,6 +10,9 @@ use crate::observe::status::snapshot::{StatusSnapshot, TopTalkersStatus};
 use crate::observe::top_talkers::{Dimension, UsageMeasure, Window};
 use weir_base::columns;
 
+/// Changes that are listed.
+const STATUS_CHANGES: usize = 3;
+
 /// The whole status as lines of text.
 #[must_use]
 pub(crate) fn render_table(view_model: &ViewModel, options: &ViewOptions) -> String {
@@ -52,7 +55,7 @@ fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
     let (ready, _) = format::readiness(now);
     let codes = (2..=5_u16).map(|class| {
         let rate = view_model.rate(|snapshot| format::responses_of_class(snapshot, class));
-        format!("{class}xx {}/s", format::rate(rate))
+        format!("{class}xx {}/s", format::known_rate(rate))
     });
     let dry_run = match now.dry_run {
         true => format!(", {}", format::DRY_RUN_LABEL),
@@ -61,6 +64,9 @@ fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
     let open: u64 = now.upstream.connections.values().sum();
     let failed: u64 = now.upstream.failures.values().sum();
     let mut lines = vec![format!("weir {}: {ready}{dry_run}", sanitize(&now.version))];
+    let (headline, detail) = format::headline(now);
+    lines.push(format!("now: {headline}"));
+    lines.extend((!detail.is_empty()).then(|| format!("  {detail}")));
     for alarm in &now.alarms {
         lines.push(format!("alarm: {}", format::alarm(alarm, now.unix_ms)));
         lines.push(format!("  {}", sanitize(&alarm.action)));
@@ -88,9 +94,20 @@ fn render_overview(now: &StatusSnapshot, view_model: &ViewModel) -> String {
     lines.push(format!(
         "upstream: {open} connections, {failed} requests without a response"
     ));
+    lines.push(format!(
+        "API server: {}",
+        format::api_server(view_model, now)
+    ));
     lines.extend(format::api_servers(now).map(|servers| format!("API servers: {servers}")));
     lines.extend(format::replicas(now).map(|replicas| format!("replicas: {replicas}")));
     lines.extend(format::fullest_connection_budget(now).map(|usage| format!("places: {usage}")));
+    lines.push(format!(
+        "weir itself: {}",
+        format::own_state(view_model, now)
+    ));
+    lines.extend(
+        format::last_changes(now, STATUS_CHANGES).map(|changes| format!("changes: {changes}")),
+    );
     lines.push("\n".to_owned());
     lines.join("\n")
 }
@@ -101,7 +118,7 @@ fn reason_lines(
     of: fn(&StatusSnapshot) -> &BTreeMap<String, u64>,
 ) -> Vec<String> {
     let total = view_model.rate(|snapshot| of(snapshot).values().sum());
-    let mut lines = vec![format!("{title}: {}/s", format::rate(total))];
+    let mut lines = vec![format!("{title}: {}/s", format::known_rate(total))];
     let reasons = view_model.now.iter().flat_map(|(now, _)| of(now));
     lines.extend(reasons.map(|(reason, count)| format!("  {}: {count} in all", sanitize(reason))));
     lines
@@ -116,8 +133,8 @@ fn render_levels(now: &StatusSnapshot, view_model: &ViewModel, options: &ViewOpt
             format::borrowed(level.borrowed_seats()),
             level.waiting.to_string(),
             row.wait.map_or_else(|| "-".to_owned(), format::duration),
-            format::rate(row.dispatched),
-            format::rate(row.rejected),
+            format::known_rate(row.dispatched),
+            format::known_rate(row.rejected),
             level.rejected_total().to_string(),
         ]
     });
@@ -144,9 +161,9 @@ fn render_limits(view_model: &ViewModel, options: &ViewOptions) -> String {
         vec![
             format::limit_name(limit),
             sanitize(&limit.allows),
-            format::rate(row.passed),
-            format::rate(row.delayed),
-            format::rate(row.rejected),
+            format::known_rate(row.passed),
+            format::known_rate(row.delayed),
+            format::known_rate(row.rejected),
             limit.rejected.to_string(),
             format!("{}/{}", limit.keys, limit.most_keys),
             format::top_rejected_key(limit),
@@ -157,10 +174,10 @@ fn render_limits(view_model: &ViewModel, options: &ViewOptions) -> String {
         "ALLOWS",
         "PASSED/S",
         "DELAYED/S",
-        "REFUSED/S",
-        "REFUSED",
+        "REJECTED/S",
+        "REJECTED",
         "KEYS",
-        "REFUSED MOST",
+        "REJECTED MOST",
     ];
     render_columns(&header, 2, rows)
 }
@@ -229,6 +246,10 @@ mod tests {
                 ..StatusSnapshot::default()
             };
             now.rejections = [("client-limit".to_owned(), 3)].into();
+            now.headline.text = "nothing hurts".to_owned();
+            now.headline.detail = "all is well".to_owned();
+            now.headline.also = vec!["else".to_owned()];
+            now.seats.own = 100;
             let places = |kind: &str, taken| SlotsStatus {
                 kind: kind.to_owned(),
                 total: 10,
@@ -252,10 +273,13 @@ mod tests {
         for part in [
             ", dry run: levels reject nothing\n",
             "rejections: 0/s\n  client-limit: 3 in all\n",
-            "\nplaces: watch 4/10 (most: alice 4)\n\n",
+            "\nplaces: watch 4/10 (most: alice 4)\n",
+            "\nnow: nothing hurts\n  all is well; also: else\n",
+            "\nAPI server: no response  errors 0/s  total 100\n",
+            "\nweir itself: 0.00 processors  0 B\n\n",
             "would-be rejections: 50/s\n  queue-full: 100 in all\n",
             "WOULD-BE/S  WOULD-BE\n",
-            "\nclientLimits/x (dry run)  each user: 5/s         0          0         50      100   0/0             -\n",
+            "\nclientLimits/x (dry run)  each user: 5/s         0          0          50       100   0/0              -\n",
         ] {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }

@@ -1,13 +1,16 @@
 //! Formatting of numbers and names for `weir top`.
 
+use crate::cli::top::view_model::ViewModel;
 use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::status::replica_view::ALL_REPLICAS;
 use crate::observe::status::snapshot::{SlotsStatus, StatusSnapshot, ViewedReplicaStatus};
 use weir_kubernetes::encoding::printable::escape;
-use weir_kubernetes::numeric::{saturating_u64, to_f64};
+use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
 use weir_limits::rate::top_keys::TopKey;
+
+pub(crate) use crate::observe::status::numbers::{bytes, count, duration, rate};
 
 /// Block characters of a plot, from low to high.
 const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -33,38 +36,10 @@ pub(crate) fn sanitize(text: &str) -> String {
     escape(text).into_owned()
 }
 
-/// A rate.
+/// A rate, or that there is none yet.
 #[must_use]
-pub(crate) fn rate(rate: f64) -> String {
-    match rate {
-        ..=0.0 => "0".to_owned(),
-        ..0.1 => "<0.1".to_owned(),
-        ..10.0 => format!("{rate:.1}"),
-        ..100_000.0 => format!("{rate:.0}"),
-        _ => format!("{:.0}k", rate / 1000.0),
-    }
-}
-
-/// A count.
-#[must_use]
-pub(crate) fn count(count: u64) -> String {
-    match count {
-        0..100_000 => count.to_string(),
-        100_000..10_000_000 => format!("{:.0}k", to_f64(count) / 1e3),
-        _ => format!("{:.0}M", to_f64(count) / 1e6),
-    }
-}
-
-/// A duration, given in seconds.
-#[must_use]
-pub(crate) fn duration(seconds: f64) -> String {
-    match seconds {
-        ..=0.0 => "0".to_owned(),
-        ..0.001 => "<1ms".to_owned(),
-        ..1.0 => format!("{:.0}ms", seconds * 1000.0),
-        ..100.0 => format!("{seconds:.1}s"),
-        _ => format!("{seconds:.0}s"),
-    }
+pub(crate) fn known_rate(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), rate)
 }
 
 /// An uptime, given in seconds.
@@ -77,19 +52,6 @@ pub(crate) fn uptime(seconds: u64) -> String {
         3600..86_400 => format!("{hours}h{:02}m", minutes % 60),
         _ => format!("{days}d{:02}h", hours % 24),
     }
-}
-
-/// An amount of data, given in bytes.
-#[must_use]
-pub(crate) fn bytes(bytes: u64) -> String {
-    let mut rest = to_f64(bytes);
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if rest < 1024.0 {
-            return format!("{rest:.0} {unit}");
-        }
-        rest /= 1024.0;
-    }
-    format!("{rest:.0} TiB")
 }
 
 /// Borrowed seats. Negative: seats that are lent.
@@ -142,6 +104,92 @@ pub(crate) fn responses_of_class(snapshot: &StatusSnapshot, class: u16) -> u64 {
         .filter(|(code, _)| **code / 100 == class)
         .map(|(_, count)| count)
         .sum()
+}
+
+/// The API server's latency and errors, and its seats beside weir's total.
+#[must_use]
+pub(crate) fn api_server(view_model: &ViewModel, now: &StatusSnapshot) -> String {
+    let latency = match view_model.upstream_latency(0.99) {
+        Some(most) => {
+            let half = view_model.upstream_latency(0.5).unwrap_or_default();
+            format!(
+                "half within {}, 99 % within {}",
+                duration(half),
+                duration(most)
+            )
+        }
+        None => "no response".to_owned(),
+    };
+    let errors = view_model.rate(|snapshot| {
+        let failures = snapshot.upstream.failures.values();
+        failures.fold(snapshot.upstream.errors, |sum, count| {
+            sum.saturating_add(*count)
+        })
+    });
+    let seats = match (now.seats.own, now.seats.server) {
+        (0, _) => "no total".to_owned(),
+        (own, Some(server)) => format!("total {own} of its {server} seats"),
+        (own, None) => format!("total {own}"),
+    };
+    format!("{latency}  errors {}/s  {seats}", known_rate(errors))
+}
+
+/// weir's own processors and memory, what was lost, and what ends first.
+#[must_use]
+pub(crate) fn own_state(view_model: &ViewModel, now: &StatusSnapshot) -> String {
+    let process = &now.process;
+    let cpus = view_model.cpus_in_use();
+    let mut text = cpus.map_or_else(|| "-".to_owned(), |cpus| format!("{cpus:.2}"));
+    if process.cpus > 0 {
+        text.push_str(&format!(" of {}", process.cpus));
+    }
+    text.push_str(&format!(" processors  {}", bytes(process.memory_bytes)));
+    if process.memory_limit_bytes > 0 {
+        text.push_str(&format!(" of {}", bytes(process.memory_limit_bytes)));
+    }
+    for (name, lost) in now.losses.iter().filter(|(_, lost)| **lost > 0) {
+        text.push_str(&format!("  lost {} {}", count(*lost), sanitize(name)));
+    }
+    if let Some(first) = now.expiries.first() {
+        let now = i64::try_from(now.unix_ms / 1000).unwrap_or(i64::MAX);
+        let name = sanitize(&first.name);
+        text.push_str(
+            &match u64::try_from(first.unix_seconds.saturating_sub(now)) {
+                Ok(left) => format!("  {name} ends in {}", uptime(left)),
+                Err(_) => format!("  {name} has ended"),
+            },
+        );
+    }
+    text
+}
+
+/// The last changes, the newest first.
+#[must_use]
+pub(crate) fn last_changes(now: &StatusSnapshot, most: usize) -> Option<String> {
+    let changes = now.marks.iter().rev().take(most).map(|mark| {
+        let age = uptime(now.unix_ms.saturating_sub(mark.unix_ms) / 1000);
+        format!("{age} ago: {}", sanitize(&mark.text))
+    });
+    let changes = changes.collect::<Vec<_>>().join("  ");
+    (!changes.is_empty()).then_some(changes)
+}
+
+/// The headline and its details, each of which may be empty.
+#[must_use]
+pub(crate) fn headline(now: &StatusSnapshot) -> (String, String) {
+    let headline = &now.headline;
+    let replica = headline.replica.as_deref().map(sanitize);
+    let replica = replica.map_or_else(String::new, |name| format!("{name}: "));
+    let detail = Some(sanitize(&headline.detail)).filter(|detail| !detail.is_empty());
+    let also = headline
+        .also
+        .iter()
+        .map(|also| format!("also: {}", sanitize(also)));
+    let details: Vec<_> = detail.into_iter().chain(also).collect();
+    (
+        format!("{replica}{}", sanitize(&headline.text)),
+        details.join("; "),
+    )
 }
 
 /// The name of a limit, marked if it has a dry run.
@@ -315,24 +363,11 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
-        assert_eq!(
-            [0.0, 0.04, 3.25, 99.5, 250_000.0].map(rate),
-            ["0", "<0.1", "3.2", "100", "250k"]
-        );
-        assert_eq!(
-            [0, 99_999, 100_000, 12_345_678].map(count),
-            ["0", "99999", "100k", "12M"]
-        );
-        assert_eq!(
-            [0.0, 0.0002, 0.25, 1.25].map(duration),
-            ["0", "<1ms", "250ms", "1.2s"]
-        );
+    fn an_uptime_has_two_units() {
         assert_eq!(
             [59, 61, 3600, 90_000].map(uptime),
             ["59s", "1m01s", "1h00m", "1d01h"]
         );
-        assert_eq!([10, 2048, 5 << 20].map(bytes), ["10 B", "2 KiB", "5 MiB"]);
     }
 
     #[test]

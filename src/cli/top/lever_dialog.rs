@@ -31,8 +31,8 @@ pub(crate) enum LeverDialogKind {
 pub(crate) struct LeverChoice {
     /// What is shown.
     pub(crate) label: String,
-    /// The argument of `weir ctl` that names it.
-    argument: String,
+    /// The arguments of `weir ctl` that name it.
+    arguments: Vec<String>,
 }
 
 /// A dialog.
@@ -69,19 +69,13 @@ impl LeverDialog {
         by: Dimension,
         rows: impl IntoIterator<Item = &'s TalkerStatus>,
     ) -> Option<Self> {
-        let flag = match by {
-            Dimension::Flow | Dimension::Tag => return None,
-            Dimension::Namespace => "namespace",
-            Dimension::Resource => "resource",
-            Dimension::SourceAddress => "source",
-            Dimension::User => "user",
-            Dimension::UserAgent => "user-agent",
+        let choice = |row: &TalkerStatus| {
+            Some(LeverChoice {
+                label: row.name.clone(),
+                arguments: target_arguments(by, &row.name)?,
+            })
         };
-        let choice = |row: &TalkerStatus| LeverChoice {
-            label: row.name.clone(),
-            argument: format!("--{flag}={}", row.name),
-        };
-        Self::new(kind, rows.into_iter().map(choice).collect())
+        Self::new(kind, rows.into_iter().filter_map(choice).collect())
     }
 
     /// A dialog about the levers in force. `None` if there is none.
@@ -91,10 +85,13 @@ impl LeverDialog {
         for lever in &now.levers {
             let argument = lever.id.to_string();
             // Replicas have the same levers.
-            if choices.iter().all(|choice| choice.argument != argument) {
+            if choices
+                .iter()
+                .all(|choice| choice.arguments != [&*argument])
+            {
                 choices.push(LeverChoice {
                     label: format!("{argument} {}", lever.summary()),
-                    argument,
+                    arguments: vec![argument],
                 });
             }
         }
@@ -115,14 +112,14 @@ impl LeverDialog {
     #[must_use]
     pub(crate) fn arguments(&self) -> Vec<String> {
         let chosen = self.choices.get(self.chosen);
-        let argument = chosen.map(|choice| choice.argument.clone());
+        let named = chosen.map(|choice| choice.arguments.clone());
         let verb = match self.kind {
             LeverDialogKind::Block => "block",
             LeverDialogKind::Limit => "limit",
             LeverDialogKind::Undo => "undo",
         };
         let qps = (self.kind == LeverDialogKind::Limit).then(|| format!("--qps={}", self.qps));
-        let rest = argument.into_iter().chain(qps);
+        let rest = named.into_iter().flatten().chain(qps);
         [verb.to_owned()].into_iter().chain(rest).collect()
     }
 
@@ -152,5 +149,44 @@ impl LeverDialog {
             _ => {}
         }
         DialogOutcome::Stay
+    }
+}
+
+/// The arguments of `weir ctl` that select a talker. `None` if levers cannot name it.
+fn target_arguments(by: Dimension, name: &str) -> Option<Vec<String>> {
+    let flag = |flag: &str, value: &str| vec![format!("--{flag}={value}")];
+    Some(match by {
+        Dimension::Flow | Dimension::Tag => return None,
+        Dimension::Namespace => flag("namespace", name),
+        // Top talkers show verb and resource as one.
+        Dimension::Resource => {
+            let (verb, resource) = name.split_once(' ')?;
+            [flag("verb", verb), flag("resource", resource)].concat()
+        }
+        Dimension::SourceAddress => flag("source", name),
+        Dimension::User => flag("user", name),
+        Dimension::UserAgent => flag("user-agent", name),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_talker_is_selected_by_the_flags_of_its_dimension() {
+        let arguments = |by, name| target_arguments(by, name).map(|all| all.join(" "));
+        for (by, name, expected) in [
+            (Dimension::User, "alice", Some("--user=alice")),
+            (Dimension::UserAgent, "wrk/1", Some("--user-agent=wrk/1")),
+            (
+                Dimension::Resource,
+                "list deployments.apps",
+                Some("--verb=list --resource=deployments.apps"),
+            ),
+            (Dimension::Flow, "global-default/alice", None),
+        ] {
+            assert_eq!(arguments(by, name).as_deref(), expected, "{name}");
+        }
     }
 }

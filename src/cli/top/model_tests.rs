@@ -63,7 +63,7 @@ fn rates_cover_the_last_seconds_and_the_worst_level_is_first() {
     assert_eq!(names(&model), ["flooded", "queued", "calm"]);
     assert_eq!(
         model.view_model.level_rows(&model.options)[0].rejected,
-        30.0
+        Some(30.0)
     );
 }
 
@@ -108,7 +108,11 @@ fn a_restarted_weir_has_no_rates_from_before() {
     anew.uptime_seconds = 0.5;
     model.handle_update(StatusUpdate::Snapshot(Box::new(anew)));
     assert!(model.disconnect_reason.is_none());
-    assert_eq!(model.view_model.level_rows(&model.options)[0].rejected, 0.0);
+    assert_eq!(
+        model.view_model.level_rows(&model.options)[0].rejected,
+        None
+    );
+    assert_eq!(model.view_model.rate(|now| now.requests.in_flight), None);
 }
 
 #[test]
@@ -216,9 +220,9 @@ fn the_limit_that_rejects_most_is_first_and_dry_run_limits_are_last() {
     assert_eq!(
         rows.collect::<Vec<_>>(),
         [
-            ("clientLimits/strict", 20.0, 3.0),
-            ("clientLimits/tried-out", 100.0, 3.0),
-            ("clientLimits/calm", 0.0, 3.0),
+            ("clientLimits/strict", Some(20.0), Some(3.0)),
+            ("clientLimits/tried-out", Some(100.0), Some(3.0)),
+            ("clientLimits/calm", Some(0.0), Some(3.0)),
         ]
     );
 }
@@ -277,7 +281,11 @@ fn history_of_a_restarted_weir_is_continued() {
     anew.uptime_seconds = 0.5;
     model.handle_update(StatusUpdate::Snapshot(Box::new(anew)));
     assert_eq!(model.view_model.history.rejected, history.rejected);
-    assert_eq!(model.view_model.level_rows(&model.options)[0].rejected, 0.0);
+    assert_eq!(
+        model.view_model.level_rows(&model.options)[0].rejected,
+        None
+    );
+    assert_eq!(model.view_model.rate(|now| now.requests.in_flight), None);
 }
 
 /// All of `names`, of which `counted` answer.
@@ -322,7 +330,7 @@ fn totals_of_a_replica_that_comes_back_are_no_growth() {
         let peak = history.map_or(0.0, |level| {
             level.rejected.iter().copied().fold(0.0, f32::max)
         });
-        (rate, peak)
+        (rate.unwrap_or_default(), peak)
     };
     for second in 0..12 {
         add(second, 10, &["one"]);

@@ -98,8 +98,9 @@ pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &TopModel) -
         .map(|row| format::limit_name(row.limit).chars().count());
     let name = saturating_u16(name.max().unwrap_or_default());
     let name = Constraint::Length(name.clamp(8, area.width / 3));
-    let (number, keys, rest) = (
+    let (number, wide_number, keys, rest) = (
         Constraint::Length(9),
+        Constraint::Length(10),
         Constraint::Length(13),
         Constraint::Fill(1),
     );
@@ -108,10 +109,10 @@ pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &TopModel) -
         ("LIMIT", name, true, true),
         ("PASSED/S", number, false, true),
         ("DELAYED/S", number, false, false),
-        ("REFUSED/S", number, false, true),
-        ("REFUSED", number, false, true),
+        ("REJECTED/S", wide_number, false, true),
+        ("REJECTED", number, false, true),
         ("KEYS", keys, false, false),
-        ("REFUSED MOST", rest, true, true),
+        ("REJECTED MOST", rest, true, true),
         ("ALLOWS", rest, true, false),
     ];
     let columns = columns.into_iter().filter(|(.., always)| wide || *always);
@@ -132,17 +133,17 @@ pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &TopModel) -
 
 fn limit_row(row: &LimitRow<'_>, wide: bool) -> Row<'static> {
     let limit = row.limit;
-    let rejected = right_aligned(format::rate(row.rejected));
-    let rejected = match (row.rejected > 0.0, limit.dry_run) {
+    let rejected = right_aligned(format::known_rate(row.rejected));
+    let rejected = match (row.rejected.is_some_and(|rate| rate > 0.0), limit.dry_run) {
         (true, false) => rejected.style(Style::new().red().bold()),
         (true, true) => rejected.style(Style::new().yellow().bold()),
         (false, _) => rejected.dim(),
     };
     let mut cells = vec![
         Cell::from(format::limit_name(limit)),
-        right_aligned(format::rate(row.passed)),
+        right_aligned(format::known_rate(row.passed)),
     ];
-    cells.extend(wide.then(|| right_aligned(format::rate(row.delayed))));
+    cells.extend(wide.then(|| right_aligned(format::known_rate(row.delayed))));
     cells.extend([rejected, right_aligned(format::count(limit.rejected))]);
     cells.extend(wide.then(|| {
         let (keys, max_keys) = (format::count(limit.keys), format::count(limit.most_keys));

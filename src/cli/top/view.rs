@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Style, Stylize};
+use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 
@@ -17,7 +17,7 @@ use crate::cli::top::view_model::{LevelRow, ViewModel};
 use crate::cli::top::view_options::{LevelSort, ScrollOffsets};
 use crate::cli::top::{format, panels, view_options};
 use crate::observe::alarms::list::AlarmSeverity;
-use crate::observe::status::snapshot::{AdmissionMode, StatusSnapshot};
+use crate::observe::status::snapshot::{AdmissionMode, HeadlineSeverity, StatusSnapshot};
 use weir_kubernetes::numeric::saturating_u16;
 
 /// The smallest terminal on which the status is drawn.
@@ -35,11 +35,17 @@ const ALL_COLUMNS_WIDTH: u16 = 72;
 const PLOT_MIN_WIDTH: u16 = 100;
 
 /// Most lines of alarms and levers.
-const MAX_ALARM_LINES: u16 = 4;
+const MAX_ALARM_LINES: usize = 4;
 
-/// Lines of the header without alarms, and of the footer.
-const HEADER_LINES: u16 = 4;
+/// Changes in the header, the newest first.
+const SHOWN_CHANGES: usize = 2;
+
+/// Lines of the header that most terminals have, and of the footer.
+const HEADER_LINES: u16 = 5;
 const FOOTER_LINES: u16 = 1;
+
+/// Lines that priority levels have: their border, their header and a row.
+const MIN_LEVEL_LINES: u16 = 3;
 
 const KEY_HELP: &[(&str, &str)] = &[
     ("1 .. 7", "sort levels by that column; again: turn round"),
@@ -73,10 +79,10 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> Sc
         return max_offsets;
     };
     let talkers = model.view_model.talker_list(&model.options);
-    let alarms = saturating_u16(now.alarms.len() + now.levers.len())
-        .min(MAX_ALARM_LINES)
-        .min(area.height / 4);
-    let header_lines = HEADER_LINES + alarms;
+    let room = (HEADER_LINES + area.height / 4)
+        .min(area.height.saturating_sub(FOOTER_LINES + MIN_LEVEL_LINES));
+    let header_text = header_text(now, model, address, room.into());
+    let header_lines = saturating_u16(header_text.lines.len());
     let rest = area.height.saturating_sub(header_lines + FOOTER_LINES);
     let rows = talkers.map_or(0, |list| list.rows.len());
     let (limits, talker_lines) =
@@ -89,7 +95,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> Sc
         Constraint::Length(FOOTER_LINES),
     ])
     .areas(area);
-    frame.render_widget(Paragraph::new(header_text(now, model, address)), header);
+    frame.render_widget(Paragraph::new(header_text), header);
     max_offsets.levels = draw_levels(frame, levels, now, model);
     if limits.height > 0 {
         max_offsets.limits = panels::draw_limits(frame, limits, model);
@@ -120,7 +126,89 @@ fn draw_waiting(frame: &mut Frame<'_>, area: Rect, model: &TopModel, address: &s
     frame.render_widget(Paragraph::new(text), area);
 }
 
-fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'static> {
+/// How much a line of the header is needed, the most first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Need {
+    Always,
+    Alarm,
+    Detail,
+    Background,
+}
+
+/// At most `room` lines.
+fn header_text(
+    now: &StatusSnapshot,
+    model: &TopModel,
+    address: &str,
+    room: usize,
+) -> Text<'static> {
+    let view_model = &model.view_model;
+    let (headline, detail) = format::headline(now);
+    let style = headline_style(now.headline.severity);
+    let mut lines = vec![
+        (Need::Always, title_line(now, model, address)),
+        (
+            Need::Always,
+            Line::from(vec![
+                Span::from("now         ").dim(),
+                Span::styled(headline, style.bold()),
+            ]),
+        ),
+    ];
+    if !detail.is_empty() {
+        let line = Line::from(format!("            {detail}"));
+        lines.push((Need::Detail, line));
+    }
+    lines.push((Need::Always, rejections_line(now, view_model)));
+    lines.push((Need::Always, requests_line(now, view_model)));
+    let upstream = match &model.disconnect_reason {
+        Some(why) => Line::from(format!("not reachable: {}; trying again", sanitize(why)))
+            .red()
+            .bold(),
+        None => upstream_line(now),
+    };
+    lines.push((Need::Always, upstream));
+    for (name, text) in [
+        ("API server  ", Some(format::api_server(view_model, now))),
+        ("weir        ", Some(format::own_state(view_model, now))),
+        ("changes     ", format::last_changes(now, SHOWN_CHANGES)),
+    ] {
+        let line = text.map(|text| Line::from(vec![Span::from(name).dim(), Span::from(text)]));
+        lines.extend(line.map(|line| (Need::Background, line)));
+    }
+    let alarms = now.alarms.iter().map(|alarm| {
+        let line = Line::from(format!("alarm       {}", format::alarm(alarm, now.unix_ms)));
+        match alarm.severity {
+            AlarmSeverity::Critical => line.red().bold(),
+            AlarmSeverity::Warning => line.yellow(),
+        }
+    });
+    let levers = now.levers.iter().map(|lever| {
+        let line = Line::from(format!("lever       {}", format::lever(lever)));
+        line.magenta().bold()
+    });
+    let alarms = alarms.chain(levers).take(MAX_ALARM_LINES);
+    lines.extend(alarms.map(|line| (Need::Alarm, line)));
+    while lines.len() > room {
+        let least = lines.iter().map(|(need, _)| *need).max();
+        match lines.iter().rposition(|(need, _)| Some(*need) == least) {
+            Some(last) => drop(lines.remove(last)),
+            None => break,
+        }
+    }
+    lines.into_iter().map(|(_, line)| line).collect()
+}
+
+const fn headline_style(severity: HeadlineSeverity) -> Style {
+    match severity {
+        HeadlineSeverity::Calm => Style::new().fg(Color::Green),
+        HeadlineSeverity::Unknown => Style::new(),
+        HeadlineSeverity::Warning => Style::new().fg(Color::Yellow),
+        HeadlineSeverity::Critical => Style::new().fg(Color::Red),
+    }
+}
+
+fn title_line(now: &StatusSnapshot, model: &TopModel, address: &str) -> Line<'static> {
     let (ready, healthy) = format::readiness(now);
     let mut first = vec![
         Span::from(format!("weir {}", sanitize(&now.version))).bold(),
@@ -128,10 +216,9 @@ fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'s
             "  up {}  ",
             format::uptime(whole_seconds(now.uptime_seconds))
         )),
-        if healthy {
-            Span::from(ready).green()
-        } else {
-            Span::from(ready).red()
+        match healthy {
+            true => Span::from(ready),
+            false => Span::from(ready).red(),
         },
     ];
     if now.dry_run {
@@ -151,27 +238,7 @@ fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'s
     if model.options.frozen {
         first.push(Span::from("  FROZEN").cyan().bold());
     }
-    let mut lines = vec![Line::from(first)];
-    lines.push(rejections_line(now, &model.view_model));
-    lines.push(requests_line(now, &model.view_model));
-    lines.push(match &model.disconnect_reason {
-        Some(why) => Line::from(format!("not reachable: {}; trying again", sanitize(why)))
-            .red()
-            .bold(),
-        None => upstream_line(now),
-    });
-    lines.extend(now.alarms.iter().map(|alarm| {
-        let line = Line::from(format!("alarm       {}", format::alarm(alarm, now.unix_ms)));
-        match alarm.severity {
-            AlarmSeverity::Critical => line.red().bold(),
-            AlarmSeverity::Warning => line.yellow(),
-        }
-    }));
-    lines.extend(now.levers.iter().map(|lever| {
-        let line = Line::from(format!("lever       {}", format::lever(lever)));
-        line.magenta().bold()
-    }));
-    lines.into()
+    Line::from(first)
 }
 
 fn rejections_line(now: &StatusSnapshot, view_model: &ViewModel) -> Line<'static> {
@@ -203,19 +270,22 @@ fn reason_spans(
     hot: Style,
 ) -> Vec<Span<'static>> {
     let total = view_model.rate(|snapshot| of(snapshot).values().sum());
-    let style = if total > 0.0 {
+    let style = if total.is_some_and(|total| total > 0.0) {
         hot.bold()
     } else {
         Style::new()
     };
-    let mut line = vec![Span::styled(format!("{}/s", format::rate(total)), style)];
+    let mut line = vec![Span::styled(
+        format!("{}/s", format::known_rate(total)),
+        style,
+    )];
     for (reason, count) in view_model.now.iter().flat_map(|(now, _)| of(now)) {
         let rate =
             view_model.rate(|snapshot| of(snapshot).get(reason).copied().unwrap_or_default());
         line.push(Span::from(format!(
             "  {} {}/s ({})",
             sanitize(reason),
-            format::rate(rate),
+            format::known_rate(rate),
             format::count(*count)
         )));
     }
@@ -226,7 +296,10 @@ fn requests_line(now: &StatusSnapshot, view_model: &ViewModel) -> Line<'static> 
     let mut line = vec![Span::from("requests    ").dim()];
     for class in 2..=5_u16 {
         let rate = view_model.rate(|snapshot| format::responses_of_class(snapshot, class));
-        line.push(Span::from(format!("{class}xx {}/s  ", format::rate(rate))));
+        line.push(Span::from(format!(
+            "{class}xx {}/s  ",
+            format::known_rate(rate)
+        )));
     }
     line.push(Span::from(format!(
         "in flight {}  watches {}  held rejections {}  connections {}",
@@ -376,7 +449,7 @@ fn level_row(
     hot: Style,
 ) -> Row<'static> {
     let level = row.level;
-    let colour = match (row.rejected > 0.0, row.utilization() >= 1.0) {
+    let colour = match (row.rejects() > 0.0, row.utilization() >= 1.0) {
         (true, _) => hot,
         (_, true) => Style::new().yellow(),
         _ => Style::new().cyan(),
@@ -397,7 +470,7 @@ fn level_row(
     let mut name = vec![Span::from(sanitize(&level.name))];
     name.extend(level.quiescing.then(|| " going".dim()));
     let waiting = format::count(level.waiting);
-    let rejected = format::rate(row.rejected);
+    let rejected = format::known_rate(row.rejected);
     let plot = format::plot(&seat_history(row, model), 1.0, columns.plot.into());
     Row::new(columns.visible([
         Cell::from(Line::from(name)),
@@ -405,8 +478,8 @@ fn level_row(
         right_aligned(format::borrowed(level.borrowed_seats())),
         number(waiting, level.waiting > 0, Style::new().yellow()),
         right_aligned(row.wait.map_or_else(|| "-".to_owned(), format::duration)),
-        right_aligned(format::rate(row.dispatched)),
-        number(rejected, row.rejected > 0.0, hot),
+        right_aligned(format::known_rate(row.dispatched)),
+        number(rejected, row.rejects() > 0.0, hot),
         Cell::from(plot).cyan(),
     ]))
 }

@@ -24,10 +24,10 @@ pub(crate) struct ViewModel {
 pub(crate) struct LevelRow<'s> {
     /// Its current status.
     pub(crate) level: &'s LevelStatus,
-    /// Dispatched requests a second.
-    pub(crate) dispatched: f64,
-    /// Rejected requests a second.
-    pub(crate) rejected: f64,
+    /// Dispatched requests a second. `None` before there is a rate.
+    pub(crate) dispatched: Option<f64>,
+    /// Rejected requests a second. `None` before there is a rate.
+    pub(crate) rejected: Option<f64>,
     /// Average wait in queue between the two snapshots, in seconds. `None` if no request waited.
     pub(crate) wait: Option<f64>,
 }
@@ -37,22 +37,45 @@ pub(crate) struct LevelRow<'s> {
 pub(crate) struct LimitRow<'s> {
     /// Its current status.
     pub(crate) limit: &'s RateLimitSnapshot,
-    /// Passed requests a second.
-    pub(crate) passed: f64,
-    /// Delayed requests a second.
-    pub(crate) delayed: f64,
-    /// Rejected requests a second.
-    pub(crate) rejected: f64,
+    /// Passed requests a second. `None` before there is a rate.
+    pub(crate) passed: Option<f64>,
+    /// Delayed requests a second. `None` before there is a rate.
+    pub(crate) delayed: Option<f64>,
+    /// Rejected requests a second. `None` before there is a rate.
+    pub(crate) rejected: Option<f64>,
 }
 
 impl ViewModel {
-    /// The growth of a counter between the two snapshots, a second. 0 without two snapshots.
+    /// The growth of a counter between the two snapshots, a second. `None` without two snapshots.
     #[must_use]
-    pub(crate) fn rate(&self, of: impl Fn(&StatusSnapshot) -> u64) -> f64 {
+    pub(crate) fn rate(&self, of: impl Fn(&StatusSnapshot) -> u64) -> Option<f64> {
         let Some((now, Some(then))) = &self.now else {
-            return 0.0;
+            return None;
         };
-        per_second(of(now).saturating_sub(of(then)), self.interval_millis())
+        let grown = of(now).saturating_sub(of(then));
+        Some(per_second(grown, self.interval_millis()))
+    }
+
+    /// The time until this part of the API server's responses between the two snapshots began, in
+    /// seconds. `None` without responses.
+    #[must_use]
+    pub(crate) fn upstream_latency(&self, quantile: f64) -> Option<f64> {
+        let Some((now, Some(then))) = &self.now else {
+            return None;
+        };
+        let (now, then) = (&now.upstream.latency, &then.upstream.latency);
+        now.quantile_since(then, quantile)
+    }
+
+    /// The processors that weir has used between the two snapshots. `None` without two snapshots.
+    #[must_use]
+    pub(crate) fn cpus_in_use(&self) -> Option<f64> {
+        let Some((now, Some(then))) = &self.now else {
+            return None;
+        };
+        let used = now.process.cpu_seconds - then.process.cpu_seconds;
+        let seconds = to_f64(self.interval_millis()) / 1000.0;
+        (seconds > 0.0).then(|| used.max(0.0) / seconds)
     }
 
     /// The priority levels that pass the filter, in the chosen order.
@@ -104,11 +127,17 @@ impl ViewModel {
         let mut rows: Vec<_> = visible
             .map(|limit| LimitRow::new(limit, before(&limit.name), millis))
             .collect();
-        let enforced_rejections =
-            |row: &LimitRow<'_>| if row.limit.dry_run { 0.0 } else { row.rejected };
+        let rejected = |row: &LimitRow<'_>| row.rejected.unwrap_or_default();
+        let enforced_rejections = |row: &LimitRow<'_>| {
+            if row.limit.dry_run {
+                0.0
+            } else {
+                rejected(row)
+            }
+        };
         rows.sort_by(|a, b| {
             let order = enforced_rejections(b).total_cmp(&enforced_rejections(a));
-            order.then_with(|| b.rejected.total_cmp(&a.rejected))
+            order.then_with(|| rejected(b).total_cmp(&rejected(a)))
         });
         rows
     }
@@ -186,8 +215,7 @@ pub(crate) fn compare_talkers(
 impl<'s> LimitRow<'s> {
     fn new(limit: &'s RateLimitSnapshot, before: Option<&RateLimitSnapshot>, millis: u64) -> Self {
         let grew = |of: fn(&RateLimitSnapshot) -> u64| {
-            let then = before.map_or_else(|| of(limit), of);
-            per_second(of(limit).saturating_sub(then), millis)
+            before.map(|before| per_second(of(limit).saturating_sub(of(before)), millis))
         };
         Self {
             limit,
@@ -202,10 +230,8 @@ impl<'s> LevelRow<'s> {
     fn new(level: &'s LevelStatus, before: Option<&LevelStatus>, millis: u64) -> Self {
         let none = LevelStatus::default();
         let then = before.unwrap_or(&none);
-        let grew = |now: u64, then: u64| match before {
-            Some(_) => per_second(now.saturating_sub(then), millis),
-            None => 0.0,
-        };
+        let grew =
+            |now: u64, then: u64| before.map(|_| per_second(now.saturating_sub(then), millis));
         let waited = level.waits.count.saturating_sub(then.waits.count);
         let seconds = (level.waits.seconds - then.waits.seconds).max(0.0);
         let some = before.is_some() && waited > 0;
@@ -242,11 +268,20 @@ impl<'s> LevelRow<'s> {
                 let wait = |row: &Self| row.wait.unwrap_or_default();
                 wait(other).total_cmp(&wait(self))
             }
-            LevelSort::Dispatched => other.dispatched.total_cmp(&self.dispatched),
-            LevelSort::Rejected => (other.rejected.total_cmp(&self.rejected))
+            LevelSort::Dispatched => {
+                let dispatched = |row: &Self| row.dispatched.unwrap_or_default();
+                dispatched(other).total_cmp(&dispatched(self))
+            }
+            LevelSort::Rejected => (other.rejects().total_cmp(&self.rejects()))
                 .then_with(waiting)
                 .then_with(utilization),
         }
+    }
+
+    /// Rejected requests a second; 0 before there is a rate.
+    #[must_use]
+    pub(crate) fn rejects(&self) -> f64 {
+        self.rejected.unwrap_or_default()
     }
 }
 

@@ -7,9 +7,10 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::*;
 use crate::cli::top::model::StatusUpdate;
 use crate::cli::top::view_options::Panel;
+use crate::observe::status::marks::MarkStatus;
 use crate::observe::status::snapshot::{
-    LevelStatus, ReplicaViewStatus, SlotHolderStatus, SlotsStatus, TalkerStatus, TopTalkersStatus,
-    ViewedReplicaStatus,
+    DurationHistogram, ExpiryStatus, Headline, LevelStatus, ProcessStatus, ReplicaViewStatus,
+    SlotHolderStatus, SlotsStatus, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
 };
 use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
@@ -37,6 +38,13 @@ fn snapshot(second: u64, levels: usize) -> StatusSnapshot {
         ..StatusSnapshot::default()
     };
     snapshot.readiness.ready = Some(true);
+    snapshot.headline = Headline {
+        severity: HeadlineSeverity::Critical,
+        text: "40 requests a second are rejected: queue-full".to_owned(),
+        detail: "most by level-03".to_owned(),
+        also: vec!["7 requests wait in level-03, 2.0s (p99)".to_owned()],
+        ..Headline::default()
+    };
     snapshot.rejections = [("queue-full".to_owned(), second * 40)].into();
     snapshot.requests.by_code = [(200, second * 100), (429, second * 40)].into();
     let talker = |name: &str, requests| TalkerStatus {
@@ -88,6 +96,12 @@ fn render_lines(model: &TopModel, width: u16, height: u16) -> Vec<String> {
     (0..height).map(line).collect()
 }
 
+/// The first row of the priority levels.
+fn first_level(lines: &[String]) -> &str {
+    let at = lines.iter().position(|line| line.starts_with("LEVEL "));
+    &lines[at.unwrap() + 1]
+}
+
 #[test]
 fn rejections_and_the_rejecting_level_are_at_the_top() {
     let lines = render_lines(&model(8), 120, 30);
@@ -95,14 +109,23 @@ fn rejections_and_the_rejecting_level_are_at_the_top() {
         lines[0],
         "weir 1.2.3  up 1h01m  ready  http://weir  01:46:51Z"
     );
-    assert_eq!(lines[1], "rejections  40/s  queue-full 40/s (440)");
-    assert!(
-        lines[2].starts_with("requests    2xx 100/s  3xx 0/s  4xx 40/s  5xx 0/s"),
-        "{}",
-        lines[2]
+    assert_eq!(
+        lines[1],
+        "now         40 requests a second are rejected: queue-full"
     );
-    assert!(lines[4].contains("priority levels 8/8"), "{}", lines[4]);
-    let first = &lines[6];
+    assert_eq!(
+        lines[2],
+        "            most by level-03; also: 7 requests wait in level-03, 2.0s (p99)"
+    );
+    assert_eq!(lines[3], "rejections  40/s  queue-full 40/s (440)");
+    assert!(
+        lines[4].starts_with("requests    2xx 100/s  3xx 0/s  4xx 40/s  5xx 0/s"),
+        "{}",
+        lines[4]
+    );
+    let levels = "priority levels 8/8";
+    let at = lines.iter().position(|line| line.contains(levels)).unwrap();
+    let first = &lines[at + 2];
     assert!(first.starts_with("level-03"), "{first}");
     for part in ["██████████ 10/10", "+4", "7", "40", "█"] {
         assert!(first.contains(part), "{part}: {first}");
@@ -131,7 +154,7 @@ fn the_fullest_connection_budget_and_its_largest_holder_are_shown() {
     model.handle_update(StatusUpdate::Snapshot(Box::new(now)));
     let lines = render_lines(&model, 120, 30);
     assert_eq!(
-        lines[3],
+        lines[5],
         "upstream    0 connections  0 failed  places long-running 47/95 (most: mallory\\x1b[31m 40)"
     );
 }
@@ -159,25 +182,28 @@ fn the_view_fits_every_terminal_size() {
     }
     model.options.help = false;
     let lines = render_lines(&model, 80, 24);
+    let first = first_level(&lines);
     assert!(
-        lines[6].starts_with("level-03") && lines[6].contains("10/10"),
+        first.starts_with("level-03") && first.contains("10/10"),
         "{lines:?}"
     );
     assert!(lines[23].contains("q quit"), "{lines:?}");
     let narrow = render_lines(&model, 48, 12);
-    assert!(narrow[6].starts_with("level-03 █████ 10/10"), "{narrow:?}");
-    assert!(narrow[6].ends_with("40"), "the rejections: {narrow:?}");
+    let first = first_level(&narrow);
+    assert!(first.starts_with("level-03 █████ 10/10"), "{narrow:?}");
+    assert!(first.ends_with("40"), "the rejections: {narrow:?}");
+    assert!(narrow[1].starts_with("now   "), "{narrow:?}");
 }
 
 #[test]
 fn fifty_levels_can_be_scrolled_through() {
     let mut model = model(50);
     press(&mut model, '1');
-    assert!(render_lines(&model, 100, 30)[6].starts_with("level-00"));
+    assert!(first_level(&render_lines(&model, 100, 30)).starts_with("level-00"));
     for _ in 0..3 {
         press(&mut model, 'j');
     }
-    assert!(render_lines(&model, 100, 30)[6].starts_with("level-03"));
+    assert!(first_level(&render_lines(&model, 100, 30)).starts_with("level-03"));
     for _ in 0..100 {
         press(&mut model, 'j');
     }
@@ -208,7 +234,7 @@ fn the_view_shows_disconnected_frozen_and_filter_states() {
             .contains("not reachable")
     );
     model.handle_update(StatusUpdate::Disconnected("closed".to_owned()));
-    assert!(render_lines(&model, 80, 24)[3].contains("not reachable: closed; trying again"));
+    assert!(render_lines(&model, 80, 24)[5].contains("not reachable: closed; trying again"));
     press(&mut model, ' ');
     assert!(render_lines(&model, 80, 24)[0].contains("FROZEN"));
     for key in "/-02".chars() {
@@ -216,7 +242,12 @@ fn the_view_shows_disconnected_frozen_and_filter_states() {
     }
     let lines = render_lines(&model, 80, 24);
     assert_eq!(lines[23], "filter: -02_");
-    assert!(lines[4].contains("1/3"), "{}", lines[4]);
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains("priority levels 1/3")),
+        "{lines:?}"
+    );
 }
 
 #[test]
@@ -244,6 +275,7 @@ fn crowded_model(dry_run: bool) -> TopModel {
     for second in 0..12 {
         let mut now = snapshot(second, 8);
         if dry_run {
+            now.headline.severity = HeadlineSeverity::Calm;
             now.dry_run = true;
             now.would_be_rejections = std::mem::take(&mut now.rejections);
         }
@@ -328,15 +360,12 @@ fn a_dry_run_shows_would_be_rejections_and_no_red() {
         lines[0]
     );
     assert_eq!(
-        lines[1],
+        lines[3],
         "rejections  0/s  would be  40/s  queue-full 40/s (440)"
     );
-    assert!(
-        lines[4].contains("priority levels 8/8 on paper"),
-        "{}",
-        lines[4]
-    );
-    assert!(lines[5].contains("WOULD-BE/S"), "{}", lines[5]);
+    let all = lines.join("\n");
+    assert!(all.contains("priority levels 8/8 on paper"), "{all}");
+    assert!(all.contains("WOULD-BE/S"), "{all}");
     let mut terminal = Terminal::new(TestBackend::new(140, 12)).unwrap();
     let mut red = |model: &TopModel| {
         terminal
@@ -345,9 +374,7 @@ fn a_dry_run_shows_would_be_rejections_and_no_red() {
             })
             .unwrap();
         let cells = terminal.backend().buffer().content().iter();
-        cells
-            .filter(|cell| cell.fg == ratatui::style::Color::Red)
-            .count()
+        cells.filter(|cell| cell.fg == Color::Red).count()
     };
     assert_eq!(red(&model), 0);
     assert!(red(&crowded_model(false)) > 0, "what is refused is red");
@@ -457,5 +484,71 @@ fn a_dialog_shows_the_command_that_blocks_the_chosen_talker() {
     assert!(
         has("lever 1 is in force") && has("any key goes on"),
         "{lines:#?}"
+    );
+}
+
+#[test]
+fn before_there_is_a_rate_there_is_no_zero() {
+    let mut model = TopModel::default();
+    model.handle_update(StatusUpdate::Snapshot(Box::new(snapshot(0, 3))));
+    let lines = render_lines(&model, 120, 40);
+    assert_eq!(lines[3], "rejections  -/s  queue-full -/s (0)");
+    assert!(
+        lines[4].starts_with("requests    2xx -/s  3xx -/s"),
+        "{}",
+        lines[4]
+    );
+    let first = first_level(&lines);
+    let numbers: Vec<_> = first.split_whitespace().rev().take(2).collect();
+    assert_eq!(numbers, ["-", "-"], "{first}");
+}
+
+#[test]
+fn the_api_server_weir_itself_and_changes_are_in_the_header_of_a_large_terminal() {
+    let mut model = model(3);
+    let mut now = snapshot(12, 3);
+    now.upstream.latency = DurationHistogram {
+        count: 100,
+        seconds: 1.0,
+        buckets: vec![(0.1, 100)],
+    };
+    now.upstream.errors = 30;
+    (now.seats.own, now.seats.server) = (180, Some(600));
+    now.process = ProcessStatus {
+        cpu_seconds: 1.5,
+        cpus: 2,
+        memory_bytes: 100 << 20,
+        memory_limit_bytes: 400 << 20,
+    };
+    now.losses = [("audit-log".to_owned(), 12), ("log".to_owned(), 0)].into();
+    now.expiries = vec![ExpiryStatus {
+        name: "--tls-cert-file".to_owned(),
+        unix_seconds: 1_000_000_012 + 90_000,
+        replica: None,
+    }];
+    let mark = |second: u64, text: &str| MarkStatus {
+        unix_ms: 1_000_000_000_000 + second * 1000,
+        text: text.to_owned(),
+        ..MarkStatus::default()
+    };
+    now.marks = vec![
+        mark(1, "weir 1.2.3 has started"),
+        mark(2, "configuration 2 is in force"),
+        mark(10, "lever 1: block user=al\x1bice"),
+    ];
+    model.handle_update(StatusUpdate::Snapshot(Box::new(now)));
+    let lines = render_lines(&model, 140, 40);
+    assert_eq!(
+        lines[6..9],
+        [
+            "API server  half within 50ms, 99 % within 99ms  errors 10/s  total 180 of its 600 seats",
+            "weir        0.50 of 2 processors  100 MiB of 400 MiB  lost 12 audit-log  --tls-cert-file ends in 1d01h",
+            "changes     2s ago: lever 1: block user=al\\x1bice  10s ago: configuration 2 is in force",
+        ]
+    );
+    let small = render_lines(&model, 140, 12).join("\n");
+    assert!(
+        small.contains("now   ") && !small.contains("changes   "),
+        "{small}"
     );
 }

@@ -24,8 +24,8 @@ use super::outcome::{AdmissionPermit, AdmissionRejection, DryRun};
 use super::snapshot::ConfigSnapshot;
 use crate::flowcontrol::collector;
 use crate::flowcontrol::level::{
-    ArrivalError, ArrivalOutcome, ArrivingRequest, LevelSummary, PriorityLevel, SchemaRoute,
-    SeatPermit,
+    ArrivalError, ArrivalOutcome, ArrivingRequest, LevelOccupants, LevelSummary, PriorityLevel,
+    SchemaRoute, SeatPermit,
 };
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
@@ -276,6 +276,16 @@ impl Controller {
     pub(crate) fn summaries(&self) -> Vec<LevelSummary> {
         let levels = self.levels().into_iter();
         levels.map(|level| level.summary()).collect()
+    }
+
+    /// Whose requests wait in each level with waiting requests, by name. Holds the lock of one level
+    /// at a time.
+    #[must_use]
+    pub(crate) fn occupants(&self, now: Instant) -> Vec<(String, LevelOccupants)> {
+        let levels = self.levels().into_iter();
+        levels
+            .filter_map(|level| Some((level.name().to_owned(), level.occupants(now)?)))
+            .collect()
     }
 
     /// The levels that are in use, by name.

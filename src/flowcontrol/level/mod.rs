@@ -13,6 +13,7 @@
 
 mod arrival;
 mod counters;
+mod occupants;
 mod priority_level;
 mod request_details;
 mod seat_permit;
@@ -21,6 +22,7 @@ mod summary;
 
 pub(crate) use self::arrival::{ArrivalError, ArrivingRequest};
 pub(crate) use self::counters::{MAX_RETAINED, RETENTION, SchemaCounters, SchemaSlot};
+pub(crate) use self::occupants::LevelOccupants;
 pub(crate) use self::priority_level::DumpedRequest;
 #[cfg(test)]
 pub(crate) use self::priority_level::LevelDump;

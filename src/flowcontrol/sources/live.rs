@@ -19,6 +19,9 @@ use weir_kubernetes::document::SourceLocation;
 use weir_limits::in_flight::InFlightMetrics;
 use weir_limits::throttling::log_limiter::LogLimiter;
 
+/// Changed objects that are named.
+const NAMED_CHANGES: usize = 3;
+
 /// What weir knows about the cluster's objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ClusterStatus {
@@ -75,6 +78,8 @@ struct LiveState {
     dangling: BTreeSet<String>,
     /// Whether the cluster's objects were among those in force before.
     sources_had_cluster: bool,
+    /// The number of changes so far, and what the last one changed.
+    changes: (u64, String),
 }
 
 impl LiveObjects {
@@ -182,6 +187,12 @@ impl LiveObjects {
         self.state.lock().cluster.clone()
     }
 
+    /// The number of changes while weir runs, and what the last one changed.
+    #[must_use]
+    pub(crate) fn changes(&self) -> (u64, String) {
+        self.state.lock().changes.clone()
+    }
+
     /// The objects in force, sorted by kind and name.
     #[must_use]
     pub(crate) fn objects(&self) -> Arc<[EffectiveObject]> {
@@ -249,13 +260,15 @@ impl LiveObjects {
         let effective = sources.merge();
         self.controller
             .configure(now, effective.iter().map(|one| &one.object));
-        let is_same = is_same(&state.effective, &effective);
+        let changed = changed_names(&state.effective, &effective);
         self.publish(&mut state, sources, effective);
         let count = state.effective.len();
-        drop(state);
-        if is_same {
+        if changed.is_empty() {
             return; // a reload reads the files again, whatever has changed
         }
+        state.changes.0 += 1;
+        state.changes.1 = describe_change(source, &changed);
+        drop(state);
         self.changes.with_label_values(&[source]).inc();
         if let Some(suppressed) = self.log.try_log(now) {
             info!(
@@ -297,19 +310,47 @@ impl LiveObjects {
             effective: effective.into(),
             cluster: std::mem::take(&mut state.cluster),
             dangling,
+            changes: std::mem::take(&mut state.changes),
         };
     }
 }
 
-/// Whether the objects are the same, and from the same sources. Their places in files may differ.
-fn is_same(before: &[EffectiveObject], after: &[EffectiveObject]) -> bool {
-    let is_same = |(a, b): (&EffectiveObject, &EffectiveObject)| {
-        a.key() == b.key()
-            && a.object.is_equivalent(&b.object)
-            && a.origin.name() == b.origin.name()
-            && a.replaces == b.replaces
+/// The kinds and names of the objects that differ, or are from other sources. Their places in files
+/// may differ.
+fn changed_names(before: &[EffectiveObject], after: &[EffectiveObject]) -> Vec<String> {
+    let by_key = |objects: &[EffectiveObject]| -> BTreeMap<(String, String), usize> {
+        let keys = objects.iter().map(|one| {
+            let (kind, name) = one.key();
+            (kind.to_owned(), name.to_owned())
+        });
+        keys.zip(0..).collect()
     };
-    before.len() == after.len() && before.iter().zip(after).all(is_same)
+    let (old, new) = (by_key(before), by_key(after));
+    let is_same = |key: &(String, String)| {
+        let a = old.get(key).and_then(|place| before.get(*place));
+        let b = new.get(key).and_then(|place| after.get(*place));
+        a.zip(b).is_some_and(|(a, b)| {
+            a.object.is_equivalent(&b.object)
+                && a.origin.name() == b.origin.name()
+                && a.replaces == b.replaces
+        })
+    };
+    let all: BTreeSet<_> = old.keys().chain(new.keys()).collect();
+    let changed = all.into_iter().filter(|key| !is_same(key));
+    changed
+        .map(|(kind, name)| format!("{kind} {name}"))
+        .collect()
+}
+
+/// A change as a mark on a plot shows it.
+fn describe_change(source: &str, changed: &[String]) -> String {
+    let named = changed.iter().take(NAMED_CHANGES).map(String::as_str);
+    let named = named.collect::<Vec<_>>().join(", ");
+    let more = match changed.len().saturating_sub(NAMED_CHANGES) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("changed by the {source}: {named}{more}")
 }
 
 /// Logs flow schemas that are left out and were not before. Those of files are warnings. A schema of
@@ -345,7 +386,7 @@ mod tests {
     use weir_flowcontrol::bootstrap;
 
     #[test]
-    fn objects_that_only_move_in_their_file_are_the_same() {
+    fn objects_that_only_move_in_their_file_have_not_changed() {
         let objects = bootstrap::add_missing(Vec::new());
         let merged = |line: u32, shares: i32| {
             let located = objects.iter().cloned().map(|mut object| {
@@ -362,10 +403,24 @@ mod tests {
             });
             FlowcontrolSources::from_files(located.collect()).merge()
         };
-        assert!(is_same(&merged(1, 7), &merged(2, 7)));
-        assert!(!is_same(&merged(1, 7), &merged(1, 8)));
-        assert!(!is_same(&merged(1, 7), &merged(1, 7)[1..]));
+        assert_eq!(changed_names(&merged(1, 7), &merged(2, 7)), [""; 0]);
+        let changed = changed_names(&merged(1, 7), &merged(1, 8));
+        let is_level = |name: &String| name.starts_with("PriorityLevelConfiguration ");
+        assert!(
+            !changed.is_empty() && changed.iter().all(is_level),
+            "{changed:?}"
+        );
+        let text = describe_change("file", &changed);
+        let first = format!("changed by the file: {}, ", changed[0]);
+        assert!(text.starts_with(&first), "{text}");
+        assert!(
+            text.ends_with(&format!(" and {} more", changed.len() - 3)),
+            "{text}"
+        );
+        let all = merged(1, 7);
+        let (kind, name) = all[0].key();
+        assert_eq!(changed_names(&all, &all[1..]), [format!("{kind} {name}")]);
         let built_in = FlowcontrolSources::from_files(Vec::new()).merge();
-        assert!(!is_same(&merged(1, 7), &built_in));
+        assert_eq!(changed_names(&all, &built_in).len(), all.len());
     }
 }

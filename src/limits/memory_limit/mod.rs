@@ -124,6 +124,12 @@ impl MemoryLimit {
         self.rejected_requests.get() + self.rejected_connections.get()
     }
 
+    /// The limit in bytes; 0 is none.
+    #[must_use]
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
     /// Changes the limit, from the next sample on.
     pub(crate) fn set_limit(&self, limit: u64) {
         self.limit.store(limit, Ordering::Relaxed);

@@ -67,6 +67,8 @@ const SEND_BUFFER_BYTES: usize = 256 << 10;
 const METRICS_TEXT: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 const TEXT_PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const TEXT_CSS: HeaderValue = HeaderValue::from_static("text/css; charset=utf-8");
+const TEXT_JAVASCRIPT: HeaderValue = HeaderValue::from_static("text/javascript; charset=utf-8");
 const TEXT_HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const APPLICATION_JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
@@ -405,15 +407,19 @@ async fn handle_status(
     let mut response = match request.uri().path() {
         "/" | "/status" => {
             let mut response = typed_response(TEXT_HTML, page::PAGE);
-            let policy = page::content_security_policy();
             let headers = response.headers_mut();
-            headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+            headers.insert(
+                header::CONTENT_SECURITY_POLICY,
+                page::CONTENT_SECURITY_POLICY,
+            );
             headers.insert(
                 header::REFERRER_POLICY,
                 HeaderValue::from_static("no-referrer"),
             );
             response
         }
+        "/page.js" => typed_response(TEXT_JAVASCRIPT, page::SCRIPT),
+        "/page.css" => typed_response(TEXT_CSS, page::STYLE),
         "/status.json" => match chosen {
             Ok(chosen) => typed_response(APPLICATION_JSON, status.json(chosen.as_deref()).await),
             Err(why) => response(StatusCode::BAD_REQUEST, why),

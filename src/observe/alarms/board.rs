@@ -189,6 +189,42 @@ impl AlarmBoard {
         (ready, text)
     }
 
+    /// What was lost since the start, by the alarm that tells of it.
+    #[must_use]
+    pub(crate) fn losses(&self) -> BTreeMap<String, u64> {
+        let totals = &self.totals;
+        let losses: [(&str, &Total); 5] = [
+            ("audit-log", &totals.audit_log),
+            ("connections", &totals.connections),
+            ("log", &totals.log),
+            ("memory", &totals.memory),
+            ("record", &totals.record),
+        ];
+        let losses = losses.into_iter();
+        losses
+            .map(|(name, total)| (name.to_owned(), total()))
+            .collect()
+    }
+
+    /// When each certificate, CA and weir's own credential ends, in seconds since 1970. `now` and
+    /// `wall` are the same moment.
+    #[must_use]
+    pub(crate) fn expiries(&self, now: Instant, wall: SystemTime) -> Vec<(String, i64)> {
+        let mut certificates = (self.certificates)();
+        certificates.extend(self.own_certificate());
+        let ends = certificates.into_iter().map(|one| {
+            let what = if one.is_ca { "a CA of " } else { "" };
+            (format!("{what}{}", one.name), one.not_after)
+        });
+        let credential = self.readiness.own_credentials().expires().map(|expires| {
+            let at = wall.checked_add(expires.saturating_duration_since(now));
+            let since_1970 = at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+            let seconds = since_1970.map_or(0, |since_1970| since_1970.as_secs());
+            ("weir's own credential".to_owned(), saturating_i64(seconds))
+        });
+        ends.chain(credential).collect()
+    }
+
     fn state(&self, now: Instant) -> AlarmState {
         let readiness = self.readiness.snapshot(now);
         let replicas = self.readiness.replicas();

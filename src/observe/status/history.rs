@@ -1,13 +1,17 @@
 //! The history of the last 15 minutes in bounded memory: one row every five seconds, computed from
 //! the totals of the snapshots.
 //!
-//! A bastion may have no Prometheus. A row takes 32 bytes a level: 300 KiB with 50 levels.
+//! A bastion may have no Prometheus. A row takes 32 bytes a level: 300 KiB with 50 levels. What is
+//! one number for the whole process is a [`Column`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::observe::status::snapshot::{LevelStatus, StatusHistory, StatusSnapshot};
-use weir_kubernetes::numeric::saturating_u32;
+use crate::observe::status::marks::{MarkKind, MarkRing, MarkStatus};
+use crate::observe::status::snapshot::{
+    DurationHistogram, LevelStatus, StatusHistory, StatusSnapshot,
+};
+use weir_kubernetes::numeric::{saturating_u32, to_f64};
 
 /// Seconds between rows. 15 minutes are then 180 points, as many as a small plot has pixels.
 pub(crate) const ROW_SECONDS: u64 = 5;
@@ -19,11 +23,71 @@ pub(crate) const MAX_ROWS: usize = 180;
 /// The classes of status codes that rows count.
 const CODE_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// The rows, and the totals from which the next row is computed.
+/// A value of a row that is one for the whole process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Column {
+    /// Processors in use.
+    Cpu,
+    /// Resident memory in bytes.
+    Memory,
+    /// The API server's own seats; 0 where they are not known.
+    ServerSeats,
+    /// Requests a second that get no response of the API server, or 5xx.
+    UpstreamErrors,
+    /// The time until half of the responses of the API server begin, in seconds; 0 without responses.
+    UpstreamHalf,
+    /// The same for 99 of 100 of them.
+    UpstreamMost,
+    /// The time that 99 of 100 requests waited in the level in which they waited longest, in seconds.
+    Wait,
+    /// Requests in the queues of all levels.
+    Waiting,
+}
+
+impl Column {
+    /// All columns, by name.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Cpu,
+        Self::Memory,
+        Self::ServerSeats,
+        Self::UpstreamErrors,
+        Self::UpstreamHalf,
+        Self::UpstreamMost,
+        Self::Wait,
+        Self::Waiting,
+    ];
+
+    /// The name in JSON.
+    #[must_use]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+            Self::ServerSeats => "serverSeats",
+            Self::UpstreamErrors => "upstreamErrors",
+            Self::UpstreamHalf => "upstreamHalf",
+            Self::UpstreamMost => "upstreamMost",
+            Self::Wait => "wait",
+            Self::Waiting => "waiting",
+        }
+    }
+
+    /// Whether all replicas together have the sum. Otherwise they have the greatest value.
+    #[must_use]
+    pub(crate) const fn is_sum(self) -> bool {
+        match self {
+            Self::Cpu | Self::Memory | Self::UpstreamErrors | Self::Waiting => true,
+            Self::ServerSeats | Self::UpstreamHalf | Self::UpstreamMost | Self::Wait => false,
+        }
+    }
+}
+
+/// The rows, the totals from which the next row is computed, and what has changed in that time.
 #[derive(Debug, Default)]
 pub(crate) struct HistoryRing {
     rows: VecDeque<HistoryRow>,
     last: Option<CounterTotals>,
+    marks: MarkRing,
 }
 
 #[derive(Debug)]
@@ -32,6 +96,8 @@ struct HistoryRow {
     codes: [f32; CODE_CLASSES.len()],
     rejected: f32,
     total: u32,
+    /// In the order of [`Column::ALL`].
+    values: [f32; Column::ALL.len()],
     levels: Vec<(Arc<str>, LevelPoint)>,
 }
 
@@ -49,7 +115,16 @@ struct CounterTotals {
     unix_ms: u64,
     codes: [u64; CODE_CLASSES.len()],
     rejected: u64,
-    levels: Vec<(Arc<str>, u64)>,
+    cpu_seconds: f64,
+    upstream_errors: u64,
+    latency: DurationHistogram,
+    levels: Vec<(Arc<str>, LevelTotals)>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct LevelTotals {
+    rejected: u64,
+    waits: DurationHistogram,
 }
 
 impl HistoryRing {
@@ -65,6 +140,17 @@ impl HistoryRing {
                 .push_back(HistoryRow::from_totals(now, &totals, &before));
         }
         self.last = Some(totals);
+    }
+
+    /// Adds what has changed, and drops marks that are too old.
+    pub(crate) fn mark(&mut self, unix_ms: u64, changes: Vec<(MarkKind, String)>) {
+        self.marks.add(unix_ms, changes);
+    }
+
+    /// What has changed in the last 15 minutes, oldest first.
+    #[must_use]
+    pub(crate) fn marks(&self) -> Vec<MarkStatus> {
+        self.marks.marks()
     }
 
     /// The totals that come next are those of other replicas: the next call of [`add`](Self::add)
@@ -86,6 +172,12 @@ impl HistoryRing {
             codes: CODE_CLASSES.map(|class| history.codes.get(class).map_or(0.0, |c| rate(c, n))),
             rejected: rate(&history.rejected, n),
             total: at(&history.total, n),
+            values: Column::ALL.map(|column| {
+                history
+                    .values
+                    .get(column.name())
+                    .map_or(0.0, |c| rate(c, n))
+            }),
             levels: names
                 .iter()
                 .zip(history.levels.values())
@@ -105,6 +197,7 @@ impl HistoryRing {
         Self {
             rows: rows.skip(beyond).map(row).collect(),
             last: None,
+            marks: MarkRing::from(&*history.marks),
         }
     }
 
@@ -113,6 +206,7 @@ impl HistoryRing {
     pub(crate) fn history(&self) -> StatusHistory {
         let mut history = StatusHistory {
             every_seconds: ROW_SECONDS,
+            marks: self.marks(),
             ..StatusHistory::default()
         };
         for (at, row) in self.rows.iter().enumerate() {
@@ -122,6 +216,10 @@ impl HistoryRing {
             for (class, rate) in CODE_CLASSES.into_iter().zip(row.codes) {
                 let column = history.codes.entry(class.to_owned()).or_default();
                 column.push(rate);
+            }
+            for (column, value) in Column::ALL.into_iter().zip(row.values) {
+                let values = history.values.entry(column.name().to_owned());
+                values.or_default().push(value);
             }
             for (name, point) in &row.levels {
                 let level = history.levels.entry(name.to_string()).or_default();
@@ -165,13 +263,26 @@ impl CounterTotals {
             unix_ms: now.unix_ms,
             codes,
             rejected: now.rejections.values().sum(),
+            cpu_seconds: now.process.cpu_seconds,
+            upstream_errors: now
+                .upstream
+                .failures
+                .values()
+                .fold(now.upstream.errors, |sum, count| sum.saturating_add(*count)),
+            latency: now.upstream.latency.clone(),
             levels: levels
-                .map(|level| (name(level), level.rejected_total()))
+                .map(|level| {
+                    let totals = LevelTotals {
+                        rejected: level.rejected_total(),
+                        waits: level.waits.clone(),
+                    };
+                    (name(level), totals)
+                })
                 .collect(),
         }
     }
 
-    fn level(&self, name: &str) -> Option<&(Arc<str>, u64)> {
+    fn level(&self, name: &str) -> Option<&(Arc<str>, LevelTotals)> {
         self.levels.iter().find(|(level, _)| **level == *name)
     }
 }
@@ -185,25 +296,64 @@ impl HistoryRow {
             *code = rate(now, before);
         }
         let levels = now.levels.iter().zip(&totals.levels);
-        let point = |level: &LevelStatus, rejected: u64| LevelPoint {
+        let point = |level: &LevelStatus, totals: &LevelTotals| LevelPoint {
             limit: level.current_limit.unwrap_or_default(),
             seats: saturating_u32(level.seats_in_use),
             waiting: saturating_u32(level.waiting),
             rejected: rate(
-                rejected,
-                before.level(&level.name).map_or(0, |(_, count)| *count),
+                totals.rejected,
+                before
+                    .level(&level.name)
+                    .map_or(0, |(_, totals)| totals.rejected),
             ),
+        };
+        let value = |column| match column {
+            Column::Cpu => {
+                let used = (totals.cpu_seconds - before.cpu_seconds).max(0.0);
+                to_f32(used * 1000.0 / to_f64(millis))
+            }
+            Column::Memory => to_f32(to_f64(now.process.memory_bytes)),
+            Column::ServerSeats => to_f32(to_f64(now.seats.server.unwrap_or_default())),
+            Column::UpstreamErrors => rate(totals.upstream_errors, before.upstream_errors),
+            Column::UpstreamHalf => upstream_quantile(totals, before, 0.5),
+            Column::UpstreamMost => upstream_quantile(totals, before, 0.99),
+            Column::Wait => longest_wait(now, totals, before),
+            Column::Waiting => {
+                let waiting = now.levels.iter().map(|level| level.waiting);
+                to_f32(to_f64(waiting.fold(0, u64::saturating_add)))
+            }
         };
         Self {
             unix_ms: totals.unix_ms,
             codes,
             rejected: rate(totals.rejected, before.rejected),
             total: now.total.as_ref().map_or(0, |total| total.seats),
+            values: Column::ALL.map(value),
             levels: levels
-                .map(|(level, (name, rejected))| (Arc::clone(name), point(level, *rejected)))
+                .map(|(level, (name, totals))| (Arc::clone(name), point(level, totals)))
                 .collect(),
         }
     }
+}
+
+fn upstream_quantile(now: &CounterTotals, before: &CounterTotals, quantile: f64) -> f32 {
+    let found = now.latency.quantile_since(&before.latency, quantile);
+    to_f32(found.unwrap_or_default())
+}
+
+/// The longest wait of a level: of requests that left its queue, or of those that are in it.
+fn longest_wait(now: &StatusSnapshot, totals: &CounterTotals, before: &CounterTotals) -> f32 {
+    let left = totals.levels.iter().filter_map(|(name, totals)| {
+        let (_, before) = before.level(name)?;
+        totals.waits.quantile_since(&before.waits, 0.99)
+    });
+    let waiting = now.levels.iter().map(|level| level.queue.waited_seconds);
+    to_f32(left.chain(waiting).fold(0.0, f64::max))
+}
+
+#[expect(clippy::as_conversions, reason = "a plot needs no more than this")]
+const fn to_f32(value: f64) -> f32 {
+    value as f32
 }
 
 /// Returns the rate per second of `count` events in `millis` milliseconds.
@@ -263,6 +413,43 @@ mod tests {
     }
 
     #[test]
+    fn a_row_holds_the_values_of_the_process() {
+        let waits = |upto_one: u64, all: u64| DurationHistogram {
+            count: all,
+            seconds: 0.0,
+            buckets: vec![(1.0, upto_one), (3.0, all)],
+        };
+        let at = |second: u64, count: u64, cpu_seconds: f64| {
+            let mut now = snapshot(second, 0, 0, &[("a", 0), ("b", 0)]);
+            now.process.cpu_seconds = cpu_seconds;
+            now.process.memory_bytes = 1 << 20;
+            now.seats.server = Some(600);
+            now.upstream.errors = count;
+            now.upstream.failures = [("weir/upstream-connect".to_owned(), count)].into();
+            now.upstream.latency = waits(count, 2 * count);
+            now.levels[0].waits = waits(count, count);
+            now.levels[0].waiting = 3;
+            now.levels[1].waiting = 4;
+            now.levels[1].queue.waited_seconds = to_f64(count);
+            now
+        };
+        let mut ring = HistoryRing::default();
+        ring.add(&at(100, 0, 7.0));
+        ring.add(&at(110, 10, 12.0));
+        ring.add(&at(120, 10, 12.0));
+        let history = ring.history();
+        let column = |column: Column| &*history.values[column.name()];
+        assert_eq!(column(Column::Cpu), [0.5, 0.0]);
+        assert_eq!(column(Column::Memory), [1_048_576.0; 2]);
+        assert_eq!(column(Column::ServerSeats), [600.0; 2]);
+        assert_eq!(column(Column::UpstreamErrors), [2.0, 0.0]);
+        assert_eq!(column(Column::UpstreamHalf), [1.0, 0.0], "no response");
+        assert_eq!(column(Column::UpstreamMost), [2.96, 0.0]);
+        assert_eq!(column(Column::Wait), [10.0, 10.0], "of those that wait");
+        assert_eq!(column(Column::Waiting), [7.0, 7.0]);
+    }
+
+    #[test]
     fn levels_that_come_and_go_have_columns_as_long_as_the_others() {
         let mut ring = HistoryRing::default();
         ring.add(&snapshot(0, 0, 0, &[]));
@@ -282,6 +469,8 @@ mod tests {
         for n in 0..4 {
             ring.add(&snapshot(n * 5, n * 10, n, &[("a", n), ("b", 0)]));
         }
+        ring.mark(7, vec![(MarkKind::Reload, "configuration 2".to_owned())]);
+        assert_eq!(ring.marks().len(), 1);
         assert_eq!(
             HistoryRing::from_history(&ring.history()).history(),
             ring.history()

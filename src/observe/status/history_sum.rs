@@ -3,15 +3,17 @@
 //! Rows are aligned by their age: each replica adds one every five seconds, and no clock is compared
 //! with another one's.
 
-use crate::observe::status::history::{MAX_ROWS, ROW_SECONDS};
+use crate::observe::status::history::{Column, MAX_ROWS, ROW_SECONDS};
+use crate::observe::status::marks::bound_marks;
 use crate::observe::status::snapshot::{LevelHistory, StatusHistory};
 use weir_kubernetes::numeric::saturating_u64;
 
 /// Most levels of a history of another replica. No cluster has as many.
 const MAX_LEVELS: usize = 1000;
 
-/// The largest rate and the largest number of seats that is taken from another replica.
-const MAX_RATE: f32 = 1e9;
+/// The largest rate or number of bytes and the largest number of seats that is taken from another
+/// replica.
+const MAX_RATE: f32 = 1e12;
 const MAX_SEATS: u32 = 1 << 20;
 
 /// The sum of all histories, with the times of the first one. Those with other intervals are left
@@ -38,6 +40,12 @@ pub(super) fn sum_of_histories<'a>(
         add_column(&mut sum.rejected, rows, &history.rejected, add_rates);
         // All replicas have the same one.
         add_column(&mut sum.total, rows, &history.total, u32::max);
+        for column in Column::ALL {
+            let values = history.values.get(column.name());
+            let add = if column.is_sum() { add_rates } else { f32::max };
+            let sum = sum.values.entry(column.name().to_owned()).or_default();
+            add_column(sum, rows, values.map_or(&[][..], Vec::as_slice), add);
+        }
         for (class, column) in &history.codes {
             let codes = sum.codes.entry(class.clone()).or_default();
             add_column(codes, rows, column, add_rates);
@@ -94,6 +102,11 @@ pub(super) fn bound_history(history: &mut StatusHistory) {
     bound_rates(&mut history.rejected);
     bound_counts(&mut history.total);
     history.codes.values_mut().for_each(bound_rates);
+    history
+        .values
+        .retain(|name, _| Column::ALL.iter().any(|column| column.name() == name));
+    history.values.values_mut().for_each(bound_rates);
+    bound_marks(&mut history.marks);
     for level in history.levels.values_mut() {
         bound_rates(&mut level.rejected);
         for counts in [&mut level.limit, &mut level.seats, &mut level.waiting] {
@@ -133,7 +146,13 @@ mod tests {
             codes: [("2xx".to_owned(), rate.to_vec())].into(),
             rejected: rate.to_vec(),
             total: seats.to_vec(),
+            values: [
+                ("waiting".to_owned(), rate.to_vec()),
+                ("wait".to_owned(), rate.to_vec()),
+            ]
+            .into(),
             levels: [("a".to_owned(), level)].into(),
+            marks: Vec::new(),
         }
     }
 
@@ -152,6 +171,9 @@ mod tests {
             assert_eq!(sum.unix_ms, times);
             assert_eq!(sum.rejected, [0.5, 4.0, 9.0]);
             assert_eq!(sum.total, [1, 10, 20], "the greatest");
+            assert_eq!(sum.values["waiting"], [0.5, 4.0, 9.0], "the sum");
+            assert_eq!(sum.values["wait"], [0.5, 4.0, 8.0], "the greatest");
+            assert_eq!(sum.values["cpu"], [0.0; 3], "of no replica");
             assert_eq!(sum.codes["2xx"], [0.5, 4.0, 9.0]);
             let a = &sum.levels["a"];
             assert_eq!(a.seats, [1, 12, 23]);
@@ -166,7 +188,8 @@ mod tests {
         let mut other = history(&[5], &[7], &[7.0]);
         other.every_seconds = 60;
         let sum = sum_of_histories([&one, &other].into_iter());
-        assert_eq!(sum, one);
+        assert_eq!((sum.unix_ms, sum.rejected), (vec![5], vec![1.0]));
+        assert_eq!(sum.levels, one.levels);
         assert_eq!(sum_of_histories([].into_iter()).unix_ms, [0_u64; 0]);
     }
 
@@ -174,7 +197,10 @@ mod tests {
     fn histories_of_others_are_bounded() {
         let mut other = history(&[7; 500], &[u32::MAX; 500], &[f32::INFINITY; 500]);
         other.codes.insert("of a later version".to_owned(), vec![]);
+        other.values.insert("of a later version".to_owned(), vec![]);
         bound_history(&mut other);
+        assert_eq!(other.values.len(), 2);
+        assert_eq!(other.values["wait"].len(), MAX_ROWS);
         let level = &other.levels["a"];
         assert_eq!(
             (other.unix_ms.len(), level.seats.len()),

@@ -17,8 +17,11 @@
 //! disconnected. Snapshots have totals, not rates: the page, `weir top` and the history each
 //! compute rates over the time that suits them.
 
+pub(crate) mod headline;
 pub(crate) mod history;
 mod history_sum;
+pub(crate) mod marks;
+pub(crate) mod numbers;
 pub(crate) mod outcome_counts;
 pub(crate) mod page;
 mod replica_snapshot;
@@ -29,6 +32,7 @@ mod top_talkers;
 mod view_channels;
 
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,12 +44,14 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::observe::status::headline::headline;
 use crate::observe::status::history::{HistoryRing, ROW_SECONDS};
 use crate::observe::status::history_sum::retain_busy_levels;
+use crate::observe::status::marks::{MarkKind, MarkedState, changes};
 use crate::observe::status::replica_snapshot::{ReplicaSnapshot, TALKERS_PER_MEASURE};
 use crate::observe::status::replica_view::{KnownReplica, history, view};
 use crate::observe::status::snapshot::{StatusHistory, StatusSnapshot, TopTalkersStatus};
-use crate::observe::status::sources::StatusSources;
+use crate::observe::status::sources::{StatusSources, unix_ms};
 use crate::observe::status::top_talkers::{LongWindowCache, window_lists};
 use crate::observe::status::view_channels::ViewChannels;
 use crate::observe::top_talkers::TalkerTable;
@@ -69,10 +75,19 @@ const MAX_RESTORED_LEVELS: usize = 1000;
 /// seconds.
 const SSE_RETRY: &[u8] = b"retry: 2000\n\n";
 
+/// The least age of the snapshot that the headline's rates are computed from: one of the last rows.
+const RATE_INTERVAL_MS: u64 = 2500;
+
+/// Earlier snapshots that are kept: the last of them is as old as [`RATE_INTERVAL_MS`], or the one
+/// before it.
+const MAX_EARLIER: usize = 2;
+
 /// Takes snapshots, keeps the history, and sends events to subscribers.
 #[derive(Debug)]
 pub(crate) struct StatusFeed {
     sources: StatusSources,
+    /// The snapshots of the last rows, newest last, for the headline's rates. Locked to make a headline.
+    earlier: Mutex<VecDeque<StatusSnapshot>>,
     /// Locked to add one row, or to copy all.
     ring: Mutex<HistoryRing>,
     /// The top talkers of the longer windows. Locked while they are computed.
@@ -92,6 +107,7 @@ impl StatusFeed {
     pub(crate) fn new(sources: StatusSources) -> Arc<Self> {
         Arc::new(Self {
             sources,
+            earlier: Mutex::default(),
             ring: Mutex::default(),
             long_windows: Mutex::default(),
             long_tables: Mutex::default(),
@@ -113,8 +129,10 @@ impl StatusFeed {
         let mut second = interval(EVENT_INTERVAL);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticks = 0_u64;
+        let mut marked = None;
         loop {
             second.tick().await;
+            self.mark_changes(&mut marked);
             let row = ticks.is_multiple_of(ROW_SECONDS);
             ticks += 1;
             if !row && self.events.receiver_count() == 0 {
@@ -123,12 +141,31 @@ impl StatusFeed {
             let mut snapshot = self.snapshot_without_talkers();
             if row {
                 self.lock_ring().add(&snapshot);
+                let mut earlier = self.earlier.lock();
+                if earlier.len() >= MAX_EARLIER {
+                    earlier.pop_front();
+                }
+                earlier.push_back(snapshot.clone());
             }
             if self.events.receiver_count() > 0 {
                 snapshot.talkers = self.top_talkers();
                 self.events.send_replace(sse_event("snapshot", &snapshot));
             }
         }
+    }
+
+    /// Marks what has changed since `before`.
+    fn mark_changes(&self, before: &mut Option<MarkedState>) {
+        let now = self.sources.marked_state(Clock.now());
+        let changes = match before {
+            Some(before) => changes(before, &now),
+            None => {
+                let text = format!("weir {} has started", env!("CARGO_PKG_VERSION"));
+                vec![(MarkKind::Start, text)]
+            }
+        };
+        *before = Some(now);
+        self.lock_ring().mark(unix_ms(Clock.wall()), changes);
     }
 
     /// Sends the events of replicas' views. Never returns.
@@ -247,7 +284,14 @@ impl StatusFeed {
 
     /// Leaves out the top talkers, which cost more than all the rest.
     fn snapshot_without_talkers(&self) -> StatusSnapshot {
-        self.sources.snapshot(Clock.now(), Clock.wall())
+        let mut snapshot = self.sources.snapshot(Clock.now(), Clock.wall());
+        snapshot.marks = self.lock_ring().marks();
+        let earlier = self.earlier.lock();
+        let then = base_of_rates(&earlier, snapshot.unix_ms);
+        let is_rejecting = then.is_some_and(|then| then.rejections != snapshot.rejections);
+        let most = is_rejecting.then(|| self.sources.rejected_most()).flatten();
+        snapshot.headline = headline(&snapshot, then, most.as_ref());
+        snapshot
     }
 
     fn top_talkers(&self) -> Vec<TopTalkersStatus> {
@@ -273,6 +317,14 @@ impl SnapshotSource for StatusFeed {
         let max = MAX_SNAPSHOT_BYTES - SNAPSHOT_FRAME_OVERHEAD;
         snapshot.to_json(max).into()
     }
+}
+
+/// The newest earlier snapshot that is old enough to compute rates from at `now`, or the oldest one.
+fn base_of_rates(earlier: &VecDeque<StatusSnapshot>, now: u64) -> Option<&StatusSnapshot> {
+    let is_old_enough =
+        |then: &&StatusSnapshot| now.saturating_sub(then.unix_ms) >= RATE_INTERVAL_MS;
+    let mut newest_first = earlier.iter().rev();
+    newest_first.find(is_old_enough).or_else(|| earlier.front())
 }
 
 /// Reads the snapshots of the others. One that cannot be read counts as none.
@@ -344,6 +396,22 @@ mod tests {
             );
             assert_eq!(event.lines().count(), 3, "{event:?}");
         }
+    }
+
+    #[test]
+    fn rates_are_since_the_newest_snapshot_that_is_old_enough() {
+        let at = |unix_ms| StatusSnapshot {
+            unix_ms,
+            ..StatusSnapshot::default()
+        };
+        let base = |earlier: &[u64], now| {
+            let earlier: VecDeque<_> = earlier.iter().copied().map(at).collect();
+            base_of_rates(&earlier, now).map(|then| then.unix_ms)
+        };
+        assert_eq!(base(&[], 9000), None);
+        assert_eq!(base(&[1000, 6000], 9000), Some(6000));
+        assert_eq!(base(&[1000, 6000], 8000), Some(1000), "6000 is too new");
+        assert_eq!(base(&[6000], 6100), Some(6000), "there is no older one");
     }
 
     #[tokio::test]

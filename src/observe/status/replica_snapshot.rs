@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::observe::status::history_sum::bound_history;
+use crate::observe::status::marks::bound_marks;
 use crate::observe::status::snapshot::{
-    FlowcontrolStatus, LevelStatus, StatusHistory, StatusSnapshot,
+    DurationHistogram, FlowcontrolStatus, LevelStatus, StatusHistory, StatusSnapshot,
 };
 use crate::observe::top_talkers::TalkerTable;
 use weir_limits::levers::MAX_LEVERS;
@@ -108,6 +109,13 @@ fn bound_status(status: &mut StatusSnapshot) {
         counts.into_iter().for_each(bound_count);
     }
     status.talkers.clear();
+    bound_seconds(&mut status.headline.hurt);
+    status.headline.also.truncate(MAX_LISTED);
+    bound_marks(&mut status.marks);
+    status.expiries.truncate(MAX_LISTED);
+    bound_map(&mut status.losses);
+    bound_seconds(&mut status.process.cpu_seconds);
+    bound_histogram(&mut status.upstream.latency);
     bound_seconds(&mut status.uptime_seconds);
     bound_seconds(&mut status.holds.paced_seconds);
     bound_map(&mut status.rejections);
@@ -127,6 +135,10 @@ fn bound_status(status: &mut StatusSnapshot) {
         &mut holds.ended,
         &mut connections.open,
         &mut connections.most,
+        &mut status.process.memory_bytes,
+        &mut status.process.memory_limit_bytes,
+        &mut status.upstream.responses,
+        &mut status.upstream.errors,
     ] {
         bound_count(count);
     }
@@ -159,10 +171,14 @@ fn bound_status(status: &mut StatusSnapshot) {
 
 fn bound_level(level: &mut LevelStatus) {
     bound_map(&mut level.rejected);
-    bound_seconds(&mut level.waits.seconds);
-    bound_count(&mut level.waits.count);
-    for (_, count) in &mut level.waits.buckets {
-        bound_count(count);
+    bound_histogram(&mut level.waits);
+    let queue = &mut level.queue;
+    bound_seconds(&mut queue.waited_seconds);
+    for users in [&mut queue.waiting, &mut queue.seats] {
+        users.truncate(MAX_LISTED);
+        users
+            .iter_mut()
+            .for_each(|user| bound_count(&mut user.count));
     }
     for count in [
         &mut level.seats_in_use,
@@ -174,6 +190,15 @@ fn bound_level(level: &mut LevelStatus) {
         &mut level.queue_length_limit,
         &mut level.dispatched,
     ] {
+        bound_count(count);
+    }
+}
+
+fn bound_histogram(histogram: &mut DurationHistogram) {
+    bound_seconds(&mut histogram.seconds);
+    bound_count(&mut histogram.count);
+    histogram.buckets.truncate(MAX_LISTED);
+    for (_, count) in &mut histogram.buckets {
         bound_count(count);
     }
 }
@@ -196,14 +221,13 @@ fn bound_map<K: Ord + Clone>(counts: &mut BTreeMap<K, u64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::status::snapshot::QueueWaitStatus;
 
     fn snapshot(levels: usize) -> ReplicaSnapshot {
         let level = |n: usize| LevelStatus {
             name: format!("level-{n}"),
-            waits: QueueWaitStatus {
+            waits: DurationHistogram {
                 buckets: vec![(0.1, 7); 20],
-                ..QueueWaitStatus::default()
+                ..DurationHistogram::default()
             },
             ..LevelStatus::default()
         };
@@ -295,7 +319,10 @@ mod tests {
             "uptimeSeconds": -1.0,
             "rejections": names,
             "requests": {"byCode": {"200": most}, "inFlight": most},
-            "levels": [{"name": "a", "rejected": names, "waits": {"seconds": 1e300}}],
+            "process": {"memoryBytes": most},
+            "upstream": {"latency": {"count": most, "buckets": vec![(1.0, most); 1000]}},
+            "levels": [{"name": "a", "rejected": names, "waits": {"seconds": 1e300},
+                "queue": {"waiting": vec![serde_json::json!({"user": "u", "count": most}); 1000]}}],
         }});
         let snapshot = ReplicaSnapshot::parse(text.to_string().as_bytes()).unwrap();
         let status = snapshot.status;
@@ -303,7 +330,15 @@ mod tests {
         assert_eq!(status.requests.in_flight, MAX_COUNT);
         assert_eq!(status.requests.by_code[&200], MAX_COUNT);
         assert_eq!(status.rejections.len(), MAX_NAMES);
+        assert_eq!(status.process.memory_bytes, MAX_COUNT);
+        let latency = &status.upstream.latency;
+        assert_eq!(
+            (latency.count, latency.buckets.len()),
+            (MAX_COUNT, MAX_LISTED)
+        );
         let level = &status.levels[0];
+        assert_eq!(level.queue.waiting.len(), MAX_LISTED);
+        assert_eq!(level.queue.waiting[0].count, MAX_COUNT);
         assert_eq!(level.waits.seconds, MAX_SECONDS);
         let all = u64::try_from(MAX_NAMES).unwrap() * MAX_COUNT;
         assert_eq!(level.rejected_total(), all, "the sum does not overflow");

@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::readiness::ReadinessStatus;
+use crate::observe::status::headline::worst_headline;
 use crate::observe::status::history_sum::sum_of_histories;
+use crate::observe::status::marks::merged_marks;
 use crate::observe::status::replica_snapshot::{MAX_COUNT, ReplicaSnapshot};
 use crate::observe::status::snapshot::{
-    LevelStatus, QueueWaitStatus, ReplicaViewStatus, ServerStatus, SlotHolderStatus, SlotsStatus,
-    StatusHistory, StatusSnapshot, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
+    DurationHistogram, ExpiryStatus, LevelStatus, QueueStatus, ReplicaViewStatus, ServerStatus,
+    SlotHolderStatus, SlotsStatus, StatusHistory, StatusSnapshot, TalkerStatus, TopTalkersStatus,
+    UserCount, ViewedReplicaStatus,
 };
 use crate::observe::top_talkers::{Dimension, MergedTalkers, TalkerRow, UsageMeasure, Window};
 use weir_limits::levers::LeverSnapshot;
@@ -34,6 +37,9 @@ const MAX_ROWS: usize = 1000;
 
 /// Most keys of a limit, and most holders of slots.
 const MAX_NAMES: usize = 10;
+
+/// Most certificates and credentials.
+const MAX_EXPIRIES: usize = 40;
 
 /// Another replica, and what is known of it.
 #[derive(Debug)]
@@ -179,6 +185,17 @@ fn sum_of(parts: &[(&str, &ReplicaSnapshot)]) -> StatusSnapshot {
     let mut sum = all().next().cloned().unwrap_or_default();
     sum.host = String::new();
     sum.readiness = readiness_of(parts);
+    sum.headline = worst_headline(
+        parts
+            .iter()
+            .map(|(name, part)| (*name, &part.status.headline)),
+    );
+    sum.marks = merged_marks(
+        parts
+            .iter()
+            .map(|(name, part)| (*name, &*part.status.marks)),
+    );
+    sum.expiries = expiries_of(parts);
     sum.alarms = alarms_of(parts);
     sum.levers = levers_of(parts);
     sum.dry_run = all().all(|one| one.dry_run);
@@ -212,6 +229,17 @@ fn add_counters(sum: &mut StatusSnapshot, other: &StatusSnapshot) {
     add_map(&mut sum.requests.by_code, &other.requests.by_code);
     add_map(&mut sum.upstream.connections, &other.upstream.connections);
     add_map(&mut sum.upstream.failures, &other.upstream.failures);
+    add_map(&mut sum.losses, &other.losses);
+    add_histogram(&mut sum.upstream.latency, &other.upstream.latency);
+    sum.process.cpu_seconds += other.process.cpu_seconds;
+    sum.process.cpus = sum.process.cpus.saturating_add(other.process.cpus);
+    // All see the same API servers. No limit on one replica is none for all.
+    sum.seats.server = sum.seats.server.max(other.seats.server);
+    let (limit, more) = (&mut sum.process, &other.process);
+    limit.memory_limit_bytes = match (limit.memory_limit_bytes, more.memory_limit_bytes) {
+        (0, _) | (_, 0) => 0,
+        (limit, more) => limit.saturating_add(more).min(MAX_COUNT),
+    };
     for (sum, more) in [
         (&mut sum.requests.in_flight, other.requests.in_flight),
         (&mut sum.requests.watches, other.requests.watches),
@@ -221,6 +249,9 @@ fn add_counters(sum: &mut StatusSnapshot, other: &StatusSnapshot) {
         (&mut sum.holds.ended, other.holds.ended),
         (&mut sum.connections.open, other.connections.open),
         (&mut sum.connections.most, other.connections.most),
+        (&mut sum.process.memory_bytes, other.process.memory_bytes),
+        (&mut sum.upstream.responses, other.upstream.responses),
+        (&mut sum.upstream.errors, other.upstream.errors),
     ] {
         add(sum, more);
     }
@@ -269,6 +300,21 @@ fn alarms_of(parts: &[(&str, &ReplicaSnapshot)]) -> Vec<AlarmStatus> {
     alarms.sort_by_key(|alarm| alarm.severity);
     alarms.truncate(MAX_ROWS);
     alarms
+}
+
+/// The certificates and credentials of all replicas, those that end first, each with the name of its
+/// replica.
+fn expiries_of(parts: &[(&str, &ReplicaSnapshot)]) -> Vec<ExpiryStatus> {
+    let expiries = parts.iter().flat_map(|(name, part)| {
+        part.status.expiries.iter().map(|expiry| ExpiryStatus {
+            replica: Some((*name).to_owned()),
+            ..expiry.clone()
+        })
+    });
+    let mut expiries: Vec<_> = expiries.collect();
+    expiries.sort_by_key(|expiry| expiry.unix_seconds);
+    expiries.truncate(MAX_EXPIRIES);
+    expiries
 }
 
 fn levers_of(parts: &[(&str, &ReplicaSnapshot)]) -> Vec<LeverSnapshot> {
@@ -352,14 +398,32 @@ fn add_level(sum: &mut LevelStatus, other: &LevelStatus) {
         *sum = sum.zip(more).map(|(sum, more)| sum.saturating_add(more));
     }
     add_map(&mut sum.rejected, &other.rejected);
-    add_waits(&mut sum.waits, &other.waits);
+    add_histogram(&mut sum.waits, &other.waits);
+    add_queue(&mut sum.queue, &other.queue);
 }
 
-fn add_waits(sum: &mut QueueWaitStatus, other: &QueueWaitStatus) {
+fn add_queue(sum: &mut QueueStatus, other: &QueueStatus) {
+    sum.waited_seconds = sum.waited_seconds.max(other.waited_seconds);
+    add_users(&mut sum.waiting, &other.waiting);
+    add_users(&mut sum.seats, &other.seats);
+}
+
+fn add_users(sum: &mut Vec<UserCount>, other: &[UserCount]) {
+    for one in other {
+        match sum.iter_mut().find(|listed| listed.user == one.user) {
+            Some(listed) => add(&mut listed.count, one.count),
+            None => sum.push(one.clone()),
+        }
+    }
+    sum.sort_by_key(|one| Reverse(one.count));
+    sum.truncate(MAX_NAMES);
+}
+
+fn add_histogram(sum: &mut DurationHistogram, other: &DurationHistogram) {
     add(&mut sum.count, other.count);
     sum.seconds += other.seconds;
-    let bounds = |waits: &QueueWaitStatus| -> Vec<f64> {
-        waits.buckets.iter().map(|(bound, _)| *bound).collect()
+    let bounds = |histogram: &DurationHistogram| -> Vec<f64> {
+        histogram.buckets.iter().map(|(bound, _)| *bound).collect()
     };
     if bounds(sum) != bounds(other) {
         sum.buckets.clear(); // of another version

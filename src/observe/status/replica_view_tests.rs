@@ -1,7 +1,10 @@
 //! Sums of replicas, and those that are missing.
 
 use super::*;
-use crate::observe::status::snapshot::{FailureStatus, LevelKind};
+use crate::observe::status::marks::MarkStatus;
+use crate::observe::status::snapshot::{
+    FailureStatus, Headline, HeadlineSeverity, LevelKind, ProcessStatus,
+};
 use crate::observe::top_talkers::TalkerTable;
 use weir_limits::rate::top_keys::TopKey;
 
@@ -30,7 +33,7 @@ fn level(name: &str, count: u64, limit: Option<u32>) -> LevelStatus {
         current_limit: limit,
         nominal_limit: limit,
         rejected: [("queue-full".to_owned(), count)].into(),
-        waits: QueueWaitStatus {
+        waits: DurationHistogram {
             count,
             seconds: 0.5,
             buckets: vec![(0.1, count), (1.0, count)],
@@ -259,4 +262,59 @@ fn levers_of_all_replicas_are_listed_with_the_names_of_their_replicas() {
     let levers = all.levers.iter();
     let levers: Vec<_> = levers.map(|one| (one.replica.as_deref(), one.id)).collect();
     assert_eq!(levers, [(Some("a"), 1), (Some("b"), 2)]);
+}
+
+#[test]
+fn the_headline_of_all_is_the_worst_and_their_processes_are_added_up() {
+    let with = |count: u64, severity, server| {
+        let mut replica = replica(count, &[]);
+        let status = &mut replica.status;
+        status.headline = Headline {
+            severity,
+            text: format!("{count} wait"),
+            ..Headline::default()
+        };
+        status.seats.server = server;
+        status.process = ProcessStatus {
+            cpu_seconds: 1.5,
+            cpus: 2,
+            memory_bytes: count,
+            memory_limit_bytes: 100,
+        };
+        status.losses = [("log".to_owned(), count)].into();
+        status.expiries = vec![ExpiryStatus {
+            name: "serving".to_owned(),
+            unix_seconds: 1000 - i64::try_from(count).unwrap(),
+            replica: None,
+        }];
+        status.marks = vec![MarkStatus {
+            unix_ms: 1000 * count,
+            text: "lever 1".to_owned(),
+            ..MarkStatus::default()
+        }];
+        status.levels[0].queue = QueueStatus {
+            waited_seconds: 0.5,
+            waiting: vec![UserCount {
+                user: "alice".to_owned(),
+                count,
+            }],
+            seats: Vec::new(),
+        };
+        replica
+    };
+    let own = with(1, HeadlineSeverity::Calm, None);
+    let other = with(3, HeadlineSeverity::Critical, Some(600));
+    let all = view(ALL_REPLICAS, "one", &own, &[known("two", SECOND, other)]);
+    assert_eq!(all.headline.text, "3 wait");
+    assert_eq!(all.headline.replica.as_deref(), Some("two"));
+    assert_eq!(all.seats.server, Some(600));
+    let process = &all.process;
+    assert_eq!((process.cpu_seconds, process.cpus), (3.0, 4));
+    assert_eq!((process.memory_bytes, process.memory_limit_bytes), (4, 200));
+    assert_eq!(all.losses["log"], 4);
+    let expiries = all.expiries.iter();
+    let expiries: Vec<_> = expiries.map(|one| one.replica.as_deref()).collect();
+    assert_eq!(expiries, [Some("two"), Some("one")], "the first one first");
+    assert_eq!(all.marks.len(), 1, "one lever reaches both");
+    assert_eq!(all.levels[0].queue.waiting[0].count, 4);
 }

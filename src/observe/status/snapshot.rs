@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::observe::alarms::list::AlarmStatus;
 use crate::observe::readiness::ReadinessStatus;
 use crate::observe::readiness::config_status::ConfigReport;
+use crate::observe::status::marks::MarkStatus;
+use weir_kubernetes::numeric::to_f64;
 use weir_limits::levers::LeverSnapshot;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
 use weir_limits::rate::top_keys::TopKey;
@@ -30,6 +32,8 @@ pub(crate) struct StatusSnapshot {
     pub(crate) uptime_seconds: f64,
     /// The readiness of weir.
     pub(crate) readiness: ReadinessStatus,
+    /// What hurts clients most now.
+    pub(crate) headline: Headline,
     /// What an operator has to act on, the critical ones first.
     pub(crate) alarms: Vec<AlarmStatus>,
     /// What an operator blocks and limits, oldest first.
@@ -50,6 +54,8 @@ pub(crate) struct StatusSnapshot {
     pub(crate) mode: AdmissionMode,
     /// The total that weir finds by itself. `None` if it is a number of the configuration.
     pub(crate) total: Option<TotalStatus>,
+    /// weir's total beside that of the API server.
+    pub(crate) seats: SeatsStatus,
     /// `--flowcontrol-enforcement=DryRun`: all requests execute at once, and the numbers of levels
     /// are those of a simulation.
     pub(crate) dry_run: bool,
@@ -70,8 +76,86 @@ pub(crate) struct StatusSnapshot {
     pub(crate) holds: HoldsStatus,
     /// Connections of clients.
     pub(crate) connections: ConnectionsStatus,
+    /// The processor time and the memory of this process.
+    pub(crate) process: ProcessStatus,
+    /// What was lost since the start, by the alarm that tells of it: events of the audit log, lines of
+    /// the log, requests of a record ...
+    pub(crate) losses: BTreeMap<String, u64>,
+    /// When certificates and weir's own credential end, the first one first.
+    pub(crate) expiries: Vec<ExpiryStatus>,
+    /// What has changed in the last 15 minutes, oldest first.
+    pub(crate) marks: Vec<MarkStatus>,
     /// The top talkers by window and dimension.
     pub(crate) talkers: Vec<TopTalkersStatus>,
+}
+
+/// How urgent a headline is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum HeadlineSeverity {
+    /// Nothing hurts.
+    Calm,
+    /// Nothing is known yet.
+    #[default]
+    Unknown,
+    /// An operator should look.
+    Warning,
+    /// Requests fail, or wait for long.
+    Critical,
+}
+
+/// What hurts clients most now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Headline {
+    /// That of the worst trouble of all.
+    pub(crate) severity: HeadlineSeverity,
+    /// The worst trouble, in a line.
+    pub(crate) text: String,
+    /// More of it: the users and the level.
+    pub(crate) detail: String,
+    /// The other troubles, the worst first.
+    pub(crate) also: Vec<String>,
+    /// The requests that it hurts at a time.
+    pub(crate) hurt: f64,
+    /// The replica that has it, where several are shown together.
+    pub(crate) replica: Option<String>,
+}
+
+/// weir's total beside that of the API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct SeatsStatus {
+    /// The total of all replicas, in seats or slots. 0 is no limit.
+    pub(crate) own: u32,
+    /// The API server's own seats, if it publishes them.
+    pub(crate) server: Option<u64>,
+}
+
+/// The processor time and the memory of weir's process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ProcessStatus {
+    /// Processor time since the start, in seconds.
+    pub(crate) cpu_seconds: f64,
+    /// Processors that it may use. 0 if that is not known.
+    pub(crate) cpus: u32,
+    /// Resident memory in bytes. 0 if it is not known.
+    pub(crate) memory_bytes: u64,
+    /// `--memory-limit` in bytes. 0 is no limit.
+    pub(crate) memory_limit_bytes: u64,
+}
+
+/// When a certificate or a credential ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ExpiryStatus {
+    /// What it is: the flag that names it.
+    pub(crate) name: String,
+    /// In seconds since 1970.
+    pub(crate) unix_seconds: i64,
+    /// The replica that has it, where several are shown together.
+    pub(crate) replica: Option<String>,
 }
 
 /// The total that weir finds by itself (`--max-requests-inflight=auto`).
@@ -117,7 +201,7 @@ pub(crate) struct FlowcontrolObjectStatus {
 }
 
 /// Connections and failures towards the API server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct UpstreamStatus {
     /// The configured API servers as HOST:PORT, separated by commas.
@@ -128,6 +212,12 @@ pub(crate) struct UpstreamStatus {
     pub(crate) connections: BTreeMap<String, u64>,
     /// Requests of clients without a response from the API server, by cause.
     pub(crate) failures: BTreeMap<String, u64>,
+    /// Responses of the API server so far.
+    pub(crate) responses: u64,
+    /// Those of them that are 5xx.
+    pub(crate) errors: u64,
+    /// The time until a response of the API server begins.
+    pub(crate) latency: DurationHistogram,
     /// The last of these failures.
     pub(crate) last_failure: Option<FailureStatus>,
     /// Slots for requests by kind: long-running ones, and those without a verified credential.
@@ -329,7 +419,31 @@ pub(crate) struct LevelStatus {
     /// Whether it only counts.
     pub(crate) dry_run: bool,
     /// Queue times of requests that were dispatched or whose clients gave up.
-    pub(crate) waits: QueueWaitStatus,
+    pub(crate) waits: DurationHistogram,
+    /// Who waits and who holds the seats. Empty while nothing waits.
+    pub(crate) queue: QueueStatus,
+}
+
+/// The requests of a level by user.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct QueueStatus {
+    /// How long 99 of 100 of those that wait now have waited at most, in seconds.
+    pub(crate) waited_seconds: f64,
+    /// The users with most waiting requests, and their number.
+    pub(crate) waiting: Vec<UserCount>,
+    /// The users with most seats, and their number.
+    pub(crate) seats: Vec<UserCount>,
+}
+
+/// A user and a number.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct UserCount {
+    /// The name, truncated.
+    pub(crate) user: String,
+    /// The number.
+    pub(crate) count: u64,
 }
 
 /// The response to requests over a level's limit.
@@ -346,16 +460,41 @@ pub(crate) enum LevelKind {
     Reject,
 }
 
-/// A histogram of queue times.
+/// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct QueueWaitStatus {
-    /// Number of requests.
+pub(crate) struct DurationHistogram {
+    /// Number of durations.
     pub(crate) count: u64,
-    /// Sum of the queue times, in seconds.
+    /// Their sum in seconds.
     pub(crate) seconds: f64,
-    /// Upper bounds in seconds, each with the number of requests that waited no longer.
+    /// Upper bounds in seconds, each with the number of durations that are no longer.
     pub(crate) buckets: Vec<(f64, u64)>,
+}
+
+impl DurationHistogram {
+    /// The quantile of what was added since `then`, in seconds: between two bounds in proportion, as
+    /// Prometheus' `histogram_quantile`. `None` if nothing was added.
+    #[must_use]
+    pub(crate) fn quantile_since(&self, then: &Self, quantile: f64) -> Option<f64> {
+        let added = to_f64(
+            self.count
+                .checked_sub(then.count)
+                .filter(|&added| added > 0)?,
+        );
+        let rank = added * quantile;
+        let (mut below, mut lower) = (0.0, 0.0);
+        for (place, (bound, count)) in self.buckets.iter().enumerate() {
+            let before = then.buckets.get(place).map_or(0, |(_, count)| *count);
+            let upto = to_f64(count.saturating_sub(before));
+            if upto >= rank {
+                let part = (rank - below) / (upto - below).max(f64::MIN_POSITIVE);
+                return Some(lower + (bound - lower) * part.clamp(0.0, 1.0));
+            }
+            (below, lower) = (upto, *bound);
+        }
+        Some(lower)
+    }
 }
 
 /// Delayed rejections: of clients that retried before `Retry-After` had passed.
@@ -433,8 +572,12 @@ pub(crate) struct StatusHistory {
     pub(crate) rejected: Vec<f32>,
     /// The total that weir has found, in seats; 0 where it is a number of the configuration.
     pub(crate) total: Vec<u32>,
+    /// Other values by name: [`Column`](crate::observe::status::history::Column).
+    pub(crate) values: BTreeMap<String, Vec<f32>>,
     /// The history of each level by its name.
     pub(crate) levels: BTreeMap<String, LevelHistory>,
+    /// What has changed, oldest first. Snapshots have it, too.
+    pub(crate) marks: Vec<MarkStatus>,
 }
 
 /// The history of one level.
@@ -465,5 +608,34 @@ impl LevelStatus {
             (Some(current), Some(nominal)) => i64::from(current) - i64::from(nominal),
             _ => 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantile_is_that_of_what_was_added() {
+        let histogram = |counts: [u64; 3]| DurationHistogram {
+            count: counts[2],
+            seconds: 0.0,
+            buckets: vec![(0.1, counts[0]), (1.0, counts[1])],
+        };
+        let then = histogram([10, 10, 10]);
+        let quantile = |counts, quantile| histogram(counts).quantile_since(&then, quantile);
+        assert_eq!(quantile([10, 10, 10], 0.99), None, "nothing was added");
+        assert_eq!(quantile([20, 20, 20], 0.5), Some(0.05));
+        let half = quantile([10, 20, 20], 0.5);
+        assert!(
+            half.is_some_and(|half| (half - 0.55).abs() < 1e-9),
+            "{half:?}"
+        );
+        assert_eq!(
+            quantile([10, 10, 20], 0.5),
+            Some(1.0),
+            "beyond the last bound"
+        );
+        assert_eq!(quantile([5, 5, 5], 0.5), None, "of another process");
     }
 }

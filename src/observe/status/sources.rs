@@ -1,31 +1,39 @@
 //! The components that a snapshot is read from. Only status codes are counted for the snapshot
 //! alone; all other numbers are those of the components.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 
 use crate::drain::Drain;
+use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::level;
+use crate::flowcontrol::level::LevelOccupants;
 use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
 use crate::limits::Admission;
 use crate::limits::levers::Levers;
+use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::total_finder::{FoundTotal, TotalFinder};
 use crate::observe::alarms::board::AlarmBoard;
 use crate::observe::dry_run::DryRunCounts;
+use crate::observe::process_metrics;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
+use crate::observe::status::headline::RejectedMost;
+use crate::observe::status::marks::MarkedState;
 use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::status::snapshot::{
-    AdmissionMode, ConnectionsStatus, FailureStatus, FlowcontrolObjectStatus, FlowcontrolStatus,
-    HoldsStatus, LevelKind, LevelStatus, OtherReplicaStatus, QueueWaitStatus, ReplicaPoolStatus,
-    ReplicasStatus, RequestsStatus, ServerStatus, SlotHolderStatus, SlotsStatus, StatusSnapshot,
-    TotalStatus, UpstreamStatus,
+    AdmissionMode, ConnectionsStatus, DurationHistogram, ExpiryStatus, FailureStatus,
+    FlowcontrolObjectStatus, FlowcontrolStatus, HoldsStatus, LevelKind, LevelStatus,
+    OtherReplicaStatus, ProcessStatus, QueueStatus, ReplicaPoolStatus, ReplicasStatus,
+    RequestsStatus, SeatsStatus, ServerStatus, SlotHolderStatus, SlotsStatus, StatusSnapshot,
+    TotalStatus, UpstreamStatus, UserCount,
 };
-use crate::observe::top_talkers::TopTalkers;
+use crate::observe::top_talkers::{Dimension, TopTalkers, TopTalkersQuery, UsageMeasure, Window};
 use crate::pipeline::reject::delay::RejectionDelay;
+use crate::pipeline::trace::RequestMetrics;
 use crate::replicas::message::POOL_NAMES;
 use crate::replicas::metrics::standing_name;
 use crate::replicas::state::ReplicaReport;
@@ -48,6 +56,9 @@ const MAX_TOP_HOLDERS: usize = 10;
 
 /// Listed flow schemas and priority levels. A cluster has some tens.
 const MAX_OBJECTS: usize = 500;
+
+/// Listed certificates and credentials: those that end first. A CA file may have hundreds.
+const MAX_EXPIRIES: usize = 20;
 
 /// Characters of a holder's name that are kept: a token can have a user name of any length.
 const MAX_HOLDER_NAME_CHARS: usize = 128;
@@ -72,6 +83,12 @@ pub(crate) struct StatusSources {
     pub(crate) levers: Arc<Levers>,
     /// Connections and failures towards the API server.
     pub(crate) upstream: Arc<upstream::UpstreamMetrics>,
+    /// Responses of the API server, and how long it takes for them.
+    pub(crate) requests: Arc<RequestMetrics>,
+    /// `--memory-limit`.
+    pub(crate) memory_limit: Arc<MemoryLimit>,
+    /// Processors that this process may use.
+    pub(crate) cpus: u32,
     /// Slots for requests to the API server, and what uses them.
     pub(crate) connection_budget: ConnectionBudget,
     /// The total, while weir finds it by itself.
@@ -113,15 +130,11 @@ impl StatusSources {
     pub(crate) fn snapshot(&self, now: Instant, wall: SystemTime) -> StatusSnapshot {
         let configured = self.configured.load();
         let (mode, dry_run, levels): (_, _, Vec<_>) = match &configured.admission {
-            Admission::Fairness(controller) => {
-                let dry_run = controller.dry_run_levels();
-                let levels = controller.summaries().into_iter();
-                (
-                    AdmissionMode::PriorityAndFairness,
-                    controller.is_dry_run(),
-                    levels.map(|level| level_status(level, &dry_run)).collect(),
-                )
-            }
+            Admission::Fairness(controller) => (
+                AdmissionMode::PriorityAndFairness,
+                controller.is_dry_run(),
+                levels_of(controller, now),
+            ),
             Admission::MaxInFlight(limit) => {
                 let kinds = limit.snapshot().map(in_flight_status);
                 (
@@ -159,6 +172,13 @@ impl StatusSources {
             rejections: self.outcomes.by_limit(),
             mode,
             total: self.total.found().map(total_status),
+            seats: SeatsStatus {
+                own: self.total.total(),
+                server: self.total.server_seats(),
+            },
+            process: self.process_status(),
+            losses: self.alarms.losses(),
+            expiries: self.expiries(now, wall),
             dry_run,
             would_be_rejections: self.dry_run_counts.by_limit(),
             would_be_rejected,
@@ -184,8 +204,83 @@ impl StatusSources {
         }
     }
 
+    /// The state whose changes are marked on the plots.
+    #[must_use]
+    pub(crate) fn marked_state(&self, now: Instant) -> MarkedState {
+        let config = self.config.snapshot();
+        let servers = self.readiness.servers(now).into_iter();
+        let is_known = self.readiness.snapshot(now).ready.is_some();
+        let levers = self.levers.in_force();
+        let configured = self.configured.load();
+        let live = configured.flowcontrol.as_ref();
+        MarkedState {
+            generation: config.generation,
+            refused: config
+                .errors
+                .first()
+                .map(|why| (config.last_failure_unix_ms, why.clone())),
+            flowcontrol: live.map(|live| live.changes()).unwrap_or_default(),
+            // Before the first answer of a server, none is missing.
+            silent_servers: servers
+                .filter(|server| !server.healthy && is_known)
+                .filter_map(|server| Some((server.address, server.why?)))
+                .collect(),
+            levers: levers
+                .iter()
+                .map(|lever| lever_status(lever, now))
+                .map(|lever| (lever.id, lever.summary()))
+                .collect(),
+        }
+    }
+
+    /// The user with most rejections of the last minute.
+    #[must_use]
+    pub(crate) fn rejected_most(&self) -> Option<RejectedMost> {
+        let top = self.top_talkers.top(&TopTalkersQuery {
+            window: Window::OneMinute,
+            by: Dimension::User,
+            sort: UsageMeasure::Rejections,
+            limit: 1,
+        });
+        let all = top.total.rejections;
+        top.rows.into_iter().next().map(|row| RejectedMost {
+            user: row.name,
+            rejections: row.usage.rejections,
+            all,
+        })
+    }
+
+    fn process_status(&self) -> ProcessStatus {
+        let (used, memory_bytes) = process_metrics::usage();
+        ProcessStatus {
+            cpu_seconds: used.as_secs_f64(),
+            cpus: self.cpus,
+            memory_bytes,
+            memory_limit_bytes: self.memory_limit.limit(),
+        }
+    }
+
+    fn expiries(&self, now: Instant, wall: SystemTime) -> Vec<ExpiryStatus> {
+        let expiries = self.alarms.expiries(now, wall).into_iter();
+        let mut expiries: Vec<_> = expiries
+            .map(|(name, unix_seconds)| ExpiryStatus {
+                name,
+                unix_seconds,
+                replica: None,
+            })
+            .collect();
+        expiries.sort_by(|a, b| {
+            let order = a.unix_seconds.cmp(&b.unix_seconds);
+            order.then_with(|| a.name.cmp(&b.name))
+        });
+        expiries.truncate(MAX_EXPIRIES);
+        expiries
+    }
+
     fn upstream_status(&self, now: Instant, wall: SystemTime) -> UpstreamStatus {
         let recorded = self.upstream.failures().snapshot();
+        let (responses, errors) = self.requests.upstream_response_counts();
+        let latency = self.requests.stages.upstream_latency();
         let failures = recorded.by_cause.into_iter();
         UpstreamStatus {
             address: self.configured.load().upstream_address.clone(),
@@ -197,6 +292,13 @@ impl StatusSources {
                 .collect(),
             connections: self.upstream.open_connections(),
             failures: failures.map(|(cause, n)| (cause.to_owned(), n)).collect(),
+            responses,
+            errors,
+            latency: DurationHistogram {
+                count: latency.count,
+                seconds: latency.seconds,
+                buckets: latency.buckets,
+            },
             places: self
                 .connection_budget
                 .snapshot(MAX_TOP_HOLDERS)
@@ -304,7 +406,38 @@ fn total_status(found: FoundTotal) -> TotalStatus {
     }
 }
 
-fn level_status(summary: level::LevelSummary, dry_run: &BTreeSet<String>) -> LevelStatus {
+fn levels_of(controller: &Controller, now: Instant) -> Vec<LevelStatus> {
+    let mut occupants: BTreeMap<_, _> = controller.occupants(now).into_iter().collect();
+    let dry_run = controller.dry_run_levels();
+    let levels = controller
+        .summaries()
+        .into_iter()
+        .map(|summary| LevelStatus {
+            dry_run: dry_run.contains(&summary.name),
+            queue: occupants
+                .remove(&summary.name)
+                .map(queue_status)
+                .unwrap_or_default(),
+            ..level_status(summary)
+        });
+    levels.collect()
+}
+
+fn queue_status(occupants: LevelOccupants) -> QueueStatus {
+    let users = |counts: Vec<(String, u64)>| {
+        let counts = counts.into_iter();
+        counts
+            .map(|(user, count)| UserCount { user, count })
+            .collect()
+    };
+    QueueStatus {
+        waited_seconds: occupants.waited.as_secs_f64(),
+        waiting: users(occupants.waiting),
+        seats: users(occupants.seats),
+    }
+}
+
+fn level_status(summary: level::LevelSummary) -> LevelStatus {
     let level::LevelSummary {
         name,
         totals,
@@ -325,7 +458,7 @@ fn level_status(summary: level::LevelSummary, dry_run: &BTreeSet<String>) -> Lev
     };
     let seats = seats.as_ref();
     LevelStatus {
-        dry_run: dry_run.contains(&name),
+        dry_run: false,
         name,
         kind,
         quiescing: is_quiescing,
@@ -348,11 +481,12 @@ fn level_status(summary: level::LevelSummary, dry_run: &BTreeSet<String>) -> Lev
             .filter(|(_, times)| *times > 0)
             .map(|(reason, times)| (reason.label().to_owned(), times))
             .collect(),
-        waits: waits.map_or_else(QueueWaitStatus::default, |waits| QueueWaitStatus {
+        waits: waits.map_or_else(DurationHistogram::default, |waits| DurationHistogram {
             count: waits.count(),
             seconds: waits.sum(),
             buckets: waits.buckets().collect(),
         }),
+        queue: QueueStatus::default(),
     }
 }
 
@@ -400,7 +534,8 @@ fn truncate_top_keys(mut limit: RateLimitSnapshot) -> RateLimitSnapshot {
     limit
 }
 
-fn unix_ms(wall: SystemTime) -> u64 {
+/// Milliseconds since 1970.
+pub(super) fn unix_ms(wall: SystemTime) -> u64 {
     let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH);
     since_1970.map_or(0, |since_1970| saturating_u64(since_1970.as_millis()))
 }

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
+use prometheus::core::Collector;
+use prometheus::proto::MetricFamily;
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 
 use crate::pipeline::trace::label_allowlist::{COMPONENT, OTHER, is_built_in};
@@ -355,6 +357,21 @@ impl RequestMetrics {
         });
     }
 
+    /// The responses of the API server so far, and those of them that are 5xx.
+    pub(crate) fn upstream_response_counts(&self) -> (u64, u64) {
+        let (mut all, mut errors) = (0, 0);
+        let families = self.upstream_responses.collect();
+        let metrics = families.iter().flat_map(MetricFamily::get_metric);
+        for code in metrics.flat_map(|metric| metric.get_label()) {
+            let count = self.upstream_responses.with_label_values(&[code.value()]);
+            all += count.get();
+            if code.value().starts_with('5') {
+                errors += count.get();
+            }
+        }
+        (all, errors)
+    }
+
     /// Counts the end of a request that was answered with this code.
     pub(crate) fn record_request(&self, series: &RequestSeries, code: StatusCode) {
         series.common.inc(code, || {
@@ -486,5 +503,20 @@ impl RequestMetrics {
 impl fmt::Debug for RequestMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RequestMetrics({} series)", self.series.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_responses_of_the_api_server_are_counted_with_its_errors() {
+        let metrics = RequestMetrics::register(&Registry::new());
+        assert_eq!(metrics.upstream_response_counts(), (0, 0));
+        for code in [200, 200, 404, 500, 503, 503] {
+            metrics.record_upstream_response(StatusCode::from_u16(code).unwrap());
+        }
+        assert_eq!(metrics.upstream_response_counts(), (6, 3));
     }
 }

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use prometheus::core::Metric;
 use prometheus::{Histogram, IntCounter};
 
 use weir_base::metrics::{Registry, SparseHistogram};
@@ -69,6 +70,17 @@ pub(crate) struct StageMetrics {
     authentication: SparseHistogram,
     fairness: SparseHistogram,
     stages: [Histogram; RequestStage::ALL.len()],
+}
+
+/// How long the API server has taken to begin its responses, as a histogram.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct UpstreamLatency {
+    /// The number of responses.
+    pub(crate) count: u64,
+    /// The sum of their times in seconds.
+    pub(crate) seconds: f64,
+    /// Upper bounds in seconds, each with the number of responses that took no longer.
+    pub(crate) buckets: Vec<(f64, u64)>,
 }
 
 #[derive(Debug)]
@@ -186,6 +198,22 @@ impl StageMetrics {
         self.fairness.observe(took);
     }
 
+    /// How long the API server has taken to begin its responses.
+    pub(crate) fn upstream_latency(&self) -> UpstreamLatency {
+        let [_, _, upstream, _] = &self.stages;
+        let metric = upstream.metric();
+        let histogram = metric.get_histogram();
+        let buckets = histogram.get_bucket().iter();
+        UpstreamLatency {
+            count: histogram.get_sample_count(),
+            seconds: histogram.get_sample_sum(),
+            buckets: buckets
+                .map(|bucket| (bucket.upper_bound(), bucket.cumulative_count()))
+                .filter(|(bound, _)| bound.is_finite())
+                .collect(),
+        }
+    }
+
     pub(crate) fn record_stage(&self, stage: RequestStage, took: Duration) {
         let [authentication, limits, upstream, answer] = &self.stages;
         let histogram = match stage {
@@ -217,6 +245,22 @@ fn matches_class(user: &str, class: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_latency_of_the_api_server_is_read_back() {
+        let stages = StageMetrics::register(&Registry::new());
+        for millis in [2, 20, 2000] {
+            let took = Duration::from_millis(millis);
+            stages.record_stage(RequestStage::Upstream, took);
+            stages.record_stage(RequestStage::Limits, took);
+        }
+        let latency = stages.upstream_latency();
+        assert_eq!((latency.count, latency.seconds), (3, 2.022));
+        assert_eq!(latency.buckets.len(), STAGE_BUCKETS.len());
+        let upto = |bound: f64| latency.buckets.iter().find(|(at, _)| *at == bound);
+        assert_eq!(upto(0.003), Some(&(0.003, 1)));
+        assert_eq!(upto(3.0), Some(&(3.0, 3)));
+    }
 
     #[test]
     fn a_user_name_is_never_a_label() {

@@ -193,6 +193,12 @@ impl OwnCredentials {
         })
     }
 
+    /// When the credential ends, if its source says so. A certificate ends by itself.
+    #[must_use]
+    pub(crate) fn expires(&self) -> Option<Instant> {
+        self.current.load().credential.expires
+    }
+
     /// Requests a new credential, after the API server has answered 401 to a call of weir's own. It
     /// is fetched at once if the last attempt is a minute ago, and otherwise when it is.
     pub(crate) fn request_refresh(&self) {

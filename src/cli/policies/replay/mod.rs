@@ -186,7 +186,7 @@ fn page_origin(files: &[PathBuf]) -> PageOrigin {
     let arguments = std::env::args_os().skip(1);
     let made_at = Timestamp::try_from(Clock.wall()).unwrap_or_default();
     PageOrigin {
-        base_style: page::style(),
+        base_style: page::STYLE,
         files: files
             .iter()
             .map(|file| file.display().to_string())

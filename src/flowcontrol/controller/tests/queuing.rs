@@ -27,6 +27,33 @@ async fn a_waiting_request_starts_when_a_seat_is_released() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_users_that_wait_and_those_that_hold_the_seats_are_named_while_one_waits() {
+    let fixture = one_level(2, queue(1, 10));
+    let _held = [fixture.get_now("a"), fixture.get_now("a")];
+    let occupants = || fixture.controller.occupants(Clock.now());
+    assert!(occupants().is_empty(), "nothing waits");
+    let _first = fixture.get("b").expect_pending();
+    advance(3 * MS).await;
+    let waiting = [
+        fixture.get("c").expect_pending(),
+        fixture.get("c").expect_pending(),
+    ];
+    advance(4 * MS).await;
+    let [(level, work)] = &occupants()[..] else {
+        panic!("one level");
+    };
+    assert_eq!(level, "work");
+    assert_eq!(work.waiting, [("c".to_owned(), 2), ("b".to_owned(), 1)]);
+    assert_eq!(work.seats, [("a".to_owned(), 2)]);
+    assert_eq!(work.waited, 7 * MS);
+    drop(waiting);
+    let [(_, work)] = &occupants()[..] else {
+        panic!("one level");
+    };
+    assert_eq!(work.waiting, [("b".to_owned(), 1)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_queue_rejects() {
     let fixture = one_level(1, queue(1, 2));
     let _held = fixture.get_now("a");

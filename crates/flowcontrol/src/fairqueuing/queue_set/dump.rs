@@ -45,7 +45,31 @@ pub struct RequestDump<'a, T> {
     pub started: Option<Instant>,
 }
 
+/// A request that waits or has seats.
+#[derive(Clone, Copy, Debug)]
+pub struct Occupant<'a, T> {
+    /// The caller's payload.
+    pub payload: &'a T,
+    /// The time of arrival.
+    pub arrived: Instant,
+    /// Whether it waits. Otherwise it has its seats.
+    pub is_waiting: bool,
+    /// The seats that it has or waits for.
+    pub seats: u64,
+}
+
 impl<T> QueueSet<T> {
+    /// All requests, in no order. Unlike [`dump_requests`](Self::dump_requests) it allocates nothing
+    /// and has those whose seats only linger.
+    pub fn occupants(&self) -> impl Iterator<Item = Occupant<'_, T>> {
+        self.requests.iter().map(|(_, request)| Occupant {
+            payload: &request.payload,
+            arrived: request.arrived,
+            is_waiting: request.is_waiting(),
+            seats: request.seats(),
+        })
+    }
+
     /// The number of queues with waiting requests: `ActiveQueues` of `dump_priority_levels`.
     #[must_use]
     pub fn backlogged_queues(&self) -> usize {

@@ -39,7 +39,7 @@ mod virtual_time;
 
 pub use self::decisions::{Arrival, Departure, Effects, Queuing, RejectReason};
 pub use self::decisions::{EpochAdvance, LastDispatch, Load, QueueSetTotals};
-pub use self::dump::QueueDump;
+pub use self::dump::{Occupant, QueueDump};
 pub use self::request_slab::DispatchPhase;
 pub use self::request_slab::RequestKey;
 pub use self::set::QueueSet;
