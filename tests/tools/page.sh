@@ -316,8 +316,9 @@ said "weir's total stands beside the API server's own" "$done_in"
 said "so do its memory and its limit, and when certificates end" '\[true, true\]'
 said 'a picture is taken' true
 said 'one user sends more than there are seats' true
-said 'waiting: the headline is the wait, though nothing is rejected' "$done_in"
-said '... no dot is green' '\[true, true, "0a second"\]'
+said 'waiting: the headline is the wait' "$done_in"
+# On a slow machine some have waited for so long that they are rejected.
+said '... no dot is green' '\[true, true, "[0-9.]+a second"\]'
 said '... with the users that wait and those that hold the seats' "$done_in"
 said '... their number has a card' "$done_in"
 said '... and a plot, beside the wait' "$done_in"

@@ -200,7 +200,7 @@ impl Controller {
             }
             ArrivalOutcome::Queued(permit) => {
                 let empty_permit = SeatPermit::empty(Arc::clone(permit.route()));
-                let simulated = SimulatedRequest::start(permit, work, now, until);
+                let simulated = SimulatedRequest::start(permit, now, until);
                 (empty_permit, DryRun::Queued(simulated), Duration::ZERO)
             }
         };

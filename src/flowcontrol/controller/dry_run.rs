@@ -4,23 +4,28 @@
 //! dispatched, it keeps its seats for as long as the real request executes. The levels do not
 //! distinguish it from a real request. A task holds the seat permit, and receives the execution
 //! time when the real request has ended. A rejection may come later than that: it is reported to
-//! [`SimulatedRequest::report_rejection_to`].
+//! [`SimulatedRequest::report_time_out_to`].
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio::time::{sleep_until, timeout_at};
 
-use super::outcome::AdmissionRejection;
 use crate::flowcontrol::level::SeatPermit;
 use weir_base::clock::Clock;
-use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
-use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 
-/// What is done about a simulated rejection.
-pub(super) type RejectionReport = Box<dyn FnOnce(AdmissionRejection) + Send>;
+/// A request that has waited for too long in the simulation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SimulatedTimeOut {
+    /// The `Retry-After` in seconds.
+    pub(super) retry_after: u32,
+    /// The time in the queue.
+    pub(super) queue_wait: Duration,
+}
+
+/// What is done about it.
+pub(super) type TimeOutReport = Box<dyn FnOnce(SimulatedTimeOut) + Send>;
 
 /// The handle of the real request. Its drop is the end of the request.
 pub(super) struct SimulatedRequest {
@@ -28,25 +33,19 @@ pub(super) struct SimulatedRequest {
     /// Sends the execution time of the real request.
     run_time_tx: Option<oneshot::Sender<Duration>>,
     /// `None` once it is sent.
-    report_tx: Option<oneshot::Sender<RejectionReport>>,
+    report_tx: Option<oneshot::Sender<TimeOutReport>>,
 }
 
 impl SimulatedRequest {
     /// Starts the simulation of a request that starts `now` and may wait until `until`.
-    pub(super) fn start(
-        permit: SeatPermit,
-        work: WorkEstimate,
-        now: Instant,
-        until: Instant,
-    ) -> Self {
+    pub(super) fn start(permit: SeatPermit, now: Instant, until: Instant) -> Self {
         let (run_time_tx, run_time_rx) = oneshot::channel();
-        let (report_tx, report_rx) = oneshot::channel::<RejectionReport>();
+        let (report_tx, report_rx) = oneshot::channel::<TimeOutReport>();
         tokio::spawn(async move {
-            let rejected = simulate(permit, work, now, until, run_time_rx).await;
-            if let Some(rejection) = rejected
+            if let Some(time_out) = simulate(permit, now, until, run_time_rx).await
                 && let Ok(report) = report_rx.await
             {
-                report(rejection);
+                report(time_out);
             }
         });
         Self {
@@ -56,10 +55,10 @@ impl SimulatedRequest {
         }
     }
 
-    /// Calls `report` if the simulation rejects the request, or has rejected it.
-    pub(super) fn report_rejection_to(&mut self, report: RejectionReport) {
+    /// Calls `report` if the simulated request waits for too long, or has waited for too long.
+    pub(super) fn report_time_out_to(&mut self, report: TimeOutReport) {
         if let Some(report_tx) = self.report_tx.take() {
-            // Without a receiver, the simulation has ended without a rejection.
+            // Without a receiver, the simulation has ended without one.
             let _ = report_tx.send(report);
         }
     }
@@ -88,25 +87,20 @@ impl fmt::Debug for SimulatedRequest {
     }
 }
 
-/// Waits and executes. Returns the rejection of a request that has waited for too long.
+/// Waits and executes. Returns whether the request has waited for too long.
 async fn simulate(
     mut permit: SeatPermit,
-    work: WorkEstimate,
     arrived: Instant,
     until: Instant,
     run_time_rx: oneshot::Receiver<Duration>,
-) -> Option<AdmissionRejection> {
+) -> Option<SimulatedTimeOut> {
     let dispatched = timeout_at(until.into(), permit.wait_for_dispatch()).await;
     let now = Clock.now();
     if dispatched.is_err()
         && let Some(retry_after) = permit.cancel(now)
     {
-        return Some(AdmissionRejection {
-            route: Arc::clone(permit.route()),
-            reason: RejectReason::TimeOut,
+        return Some(SimulatedTimeOut {
             retry_after,
-            work,
-            arrived,
             queue_wait: now.saturating_duration_since(arrived),
         });
     }

@@ -152,8 +152,19 @@ impl AdmissionPermit {
         &mut self,
         report: impl FnOnce(AdmissionRejection) + Send + 'static,
     ) {
+        let (route, work, arrived) = (self.seat_permit.route(), self.work, self.arrived);
         if let DryRun::Queued(simulated) = &mut self.dry_run {
-            simulated.report_rejection_to(Box::new(report));
+            let route = Arc::clone(route);
+            simulated.report_time_out_to(Box::new(move |time_out| {
+                report(AdmissionRejection {
+                    route,
+                    reason: RejectReason::TimeOut,
+                    retry_after: time_out.retry_after,
+                    work,
+                    arrived,
+                    queue_wait: time_out.queue_wait,
+                });
+            }));
         }
     }
 
