@@ -105,6 +105,9 @@ took=$((($(date +%s%N) - began) / 1000000))
 check_match 'weir says what it does' 'lever 1 is in force for 5m0s: block user=alice' "$blocked"
 if nightly; then check_between 'it took less than half a second, this script included, in ms' 0 500 "$took"; fi
 printf 'from weir ctl to the last request that waits: %s ms\n' "$took"
+slowest=$(for _ in {1..10}; do get -o "$WORK/body" -w '%{time_total}\n' -H "$(bearer bob)" "$PODS"; done | sort -n | tail -n 1)
+printf 'the slowest of ten requests of another user after it: %s s\n' "$slowest"
+if nightly; then check_ok 'others wait no more' awk -v slowest="$slowest" 'BEGIN {exit !(slowest < 0.5)}'; fi
 check 'the flood gets 429' 429 "$(code alice "$PODS")"
 check 'with the cause' weir/blocked "$(jq -r '.details.causes[0].reason' "$WORK/body")"
 check_match 'and the reason' 'lists in a loop' "$(jq -r .message "$WORK/body")"
@@ -184,4 +187,49 @@ no_lever() { [[ $(ctl list) == 'there is no lever in force' ]]; }
 check_ok 'there is no lever at the end' within "$LIMIT" no_lever
 stopped front
 check 'the socket is gone with weir' no "$([[ -e $socket ]] && echo yes || echo no)"
+
+# --- whatever else happens -----------------------------------------------------------------------------------------------
+
+# undo_block: ends the last one. The flood waits again.
+undo_block() {
+    ctl undo "$(sed -n 's/^lever \([0-9]*\) is in force.*/\1/p' "$WORK/block")" >"$WORK/undone"
+    check_ok 'without the block the flood waits again' within "$LIMIT" many_wait
+}
+
+# none_of_alice WHEN: a block ends what waits at once.
+none_of_alice() {
+    ctl block --user alice >"$WORK/block"
+    check_ok "$1: no request waits any more" within "$(soon 1)" none_waits
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+generation() {
+    (($(metric weir_config_generation) == $1))
+}
+
+apiserver api 0 --capacity 4 --service-time 50ms
+printf 'maxRequestsInflight: 20\nmaxMutatingRequestsInflight: 10\n' >"$WORK/weir.yaml"
+weir one "$ADDRESS" --config "$WORK/weir.yaml"
+flood
+check_ok 'the flood waits in front of an API server' within "$LIMIT" many_wait
+kill -STOP "${PIDS[api]}"
+none_of_alice 'the API server is stopped'
+kill -CONT "${PIDS[api]}"
+undo_block
+printf 'maxRequestsInflight: 21\nmaxMutatingRequestsInflight: 10\n' >"$WORK/weir.yaml"
+none_of_alice 'a reload'
+check_ok 'the configuration is in force' within "$LIMIT" generation 2
+check 'and the block still' 429 "$(code alice "$PODS")"
+undo_block
+none_of_alice 'a hand-over'
+kill -USR2 "${PIDS[one]}"
+check_ok 'a new process serves' within "$LIMIT" logged_or_ended one 'the new process serves'
+PIDS[two]=$(sed -n 's/.*the new process serves.*pid=\([0-9]*\).*/\1/p' "$WORK/one.err")
+# shellcheck disable=SC2317,SC2329 # called by `within`
+kept() { [[ $(ctl list) == *'user=alice'* ]]; }
+check_ok 'it has the block' within "$LIMIT" kept
+check 'the flood gets 429 from it' 429 "$(code alice "$PODS")"
+check_ok 'and does not wait there' none_waits
+check 'the other user is served' 200 "$(code bob "$PODS")"
+undo_block
 summary

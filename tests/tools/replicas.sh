@@ -171,12 +171,21 @@ lever_ids() {
     curl -sS --max-time "$LIMIT" "http://${ADMINS[$1]}/status.json" | jq -c '[.levers[].id]'
 }
 
+# code_of NAME USER: of a response by a replica.
+code_of() {
+    curl -sS -o /dev/null -w '%{http_code}' --max-time "$LIMIT" --cacert "$DIR/ca.crt" -H "$(bearer "$2")" "${URLS[$1]}/api/v1/namespaces/default"
+}
+
 # A lever is in force at all of them, and says so. One of them has the control socket.
 levers() {
     local name text
-    text=$("$WEIR" ctl block --user nobody --reason 'at all of them')
+    text=$("$WEIR" ctl block --user alice --reason 'at all of them')
     check_match 'weir ctl reaches the other two' 'reached: 2 other replicas' "$text"
-    for name in "${REPLICAS[@]}"; do check "$name has the lever" '[1]' "$(lever_ids "$name")"; done
+    for name in "${REPLICAS[@]}"; do
+        check "$name has the lever" '[1]' "$(lever_ids "$name")"
+        check "$name rejects the flood" 429 "$(code_of "$name" alice)"
+        check "$name serves another user" 200 "$(code_of "$name" bob)"
+    done
     text=$("$WEIR" ctl limit --user nobody --qps 6 --inflight 7)
     check_match 'a limit is divided' 'divided among 3 replicas, .*: 2.0/s, [23] at a time here' "$text"
     "$WEIR" ctl undo 1 2 >"$WORK/undone"
