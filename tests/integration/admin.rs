@@ -126,7 +126,7 @@ async fn a_429_of_the_servers_own_limits_is_told_apart_from_what_others_reject()
     let aggregated = "/apis/metrics.k8s.io/v1beta1/namespaces/a/pods";
     let status = r#"{"kind":"Status","reason":"TooManyRequests","code":429}"#;
     let text = "Too many requests, please try again later.\n";
-    let cases: [(&str, &str, &[_], &str, f64); 8] = [
+    let cases: [(&str, &str, &[_], &str, f64); 9] = [
         (eviction, json, &[], status, 0.0),
         ("/api/v1/namespaces/a/events", json, &[], status, 0.0),
         // An app in a Pod, and the limits of an aggregated API server behind those of this one.
@@ -147,7 +147,14 @@ async fn a_429_of_the_servers_own_limits_is_told_apart_from_what_others_reject()
         (aggregated, plain, &[level, level], text, 0.0),
         (LIST, plain, &[], text, 1.0),
         (eviction, plain, &[level], text, 2.0),
-        (aggregated, plain, &[level], text, 3.0),
+        (aggregated, plain, &[level], text, 2.0),
+        (
+            "/apis/apps/v1/namespaces/a/deployments",
+            plain,
+            &[level],
+            text,
+            3.0,
+        ),
     ];
     for (target, content_type, levels, body, limited) in cases {
         let call = alice.send(TestRequest::post(target, "{}")).await;
@@ -161,7 +168,7 @@ async fn a_429_of_the_servers_own_limits_is_told_apart_from_what_others_reject()
     assert_eq!(
         weir.metric("weir_upstream_responses_total{code=\"429\"}")
             .await,
-        8.0
+        9.0
     );
 }
 

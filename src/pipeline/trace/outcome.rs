@@ -3,9 +3,8 @@
 
 use http::{HeaderMap, StatusCode, header};
 
-use crate::flowcontrol::PRIORITY_LEVEL_UID;
 use crate::limits::Rejection;
-use weir_kubernetes::request_info::{RequestInfo, Verb};
+use weir_kubernetes::request_info::{RequestInfo, Verb, is_built_in_group};
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,8 +177,8 @@ fn connects(info: &RequestInfo<'_>) -> bool {
 /// Whether the API server's own priority and fairness or max-in-flight has rejected the request, in
 /// plain text (`tooManyRequests`). What a disruption budget or an admission plugin rejects is a Status.
 ///
-/// Neither limits what leads to another server, so that a 429 there is that server's. The limits of
-/// an aggregated API server set the headers of priority and fairness a second time.
+/// Neither limits what leads to another server, so that a 429 there is that server's. An API group
+/// that is not built in may be an aggregated API server's, whose own limits look alike.
 pub(crate) fn is_limit_rejection(
     info: &RequestInfo<'_>,
     code: StatusCode,
@@ -188,7 +187,8 @@ pub(crate) fn is_limit_rejection(
     code == StatusCode::TOO_MANY_REQUESTS
         && is_plain_error(code, headers)
         && !connects(info)
-        && headers.get_all(PRIORITY_LEVEL_UID).iter().nth(1).is_none()
+        && info.is_resource_request()
+        && is_built_in_group(info.api_group())
 }
 
 /// Whether it is an error in plain text: of a filter, of no route, of a panic, or of the aggregator.
