@@ -75,6 +75,7 @@ use weir_limits::throttling::memory_budget::SOURCE_FRACTION;
 use weir_limits::throttling::read_spacing::{INEFFECTIVE_FRAMES_PER_RESET, READ_INTERVAL};
 use weir_limits::throttling::reconnect_backoff::{BACKOFF, CONNECT_INTERVAL};
 use weir_lint::rule::Rule;
+use weir_playground::Fault;
 
 /// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would grant
 /// nothing.
@@ -649,6 +650,89 @@ fn prose_lines(text: &str) -> impl Iterator<Item = &str> {
         in_code ^= fence;
         !in_code && !fence
     })
+}
+
+/// The words of a text that are code.
+fn code_words(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// The text of all Rust sources in these folders.
+fn read_sources(folders: &[&str]) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = folders
+        .iter()
+        .flat_map(|folder| collect_files(&root.join(folder)));
+    let sources = files.filter(|file| file.extension().is_some_and(|end| end == "rs"));
+    sources
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect()
+}
+
+/// Each row of docs/failures.md: what fails, what a client gets, what an operator sees, how it ends,
+/// and its tests.
+#[test]
+fn every_failure_has_a_row_and_what_it_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
+    let (page, rejections) = (read("docs/failures.md"), read("docs/rejections.md"));
+    let (metrics, alerts) = (
+        read("docs/reference/metrics.md"),
+        read("deploy/prometheus-rules.yaml"),
+    );
+    let program = read_sources(&["src", "crates"]);
+    let tests = program.clone() + &read_sources(&["tests/integration"]);
+    let rows: Vec<Vec<&str>> = prose_lines(&page)
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"))
+        .map(|line| line.split(" | ").collect())
+        .filter(|row: &Vec<&str>| !row[1].starts_with("a client"))
+        .collect();
+    let mut errors = Vec::new();
+    for fault in Fault::ALL {
+        let is_named = |row: &&Vec<&str>| code_words(row[0]).any(|word| word == fault.name());
+        let count = rows.iter().filter(is_named).count();
+        if count != 1 {
+            errors.push(format!("{} has {count} rows", fault.name()));
+        }
+    }
+    for row in &rows {
+        let [_, client, operator, _, tested] = row[..] else {
+            errors.push(format!("not five cells: {row:?}"));
+            continue;
+        };
+        for cause in code_words(client).filter(|word| word.starts_with("weir/")) {
+            if !rejections.contains(&format!("`{cause}`")) {
+                errors.push(format!("{cause} is no cause of docs/rejections.md"));
+            }
+        }
+        for word in code_words(operator) {
+            let exists = KINDS.iter().any(|kind| kind.name == word)
+                || metrics.contains(&format!("| `{word}` |"))
+                || alerts.contains(&format!("alert: {word}\n"))
+                || (!word.starts_with("weir_") && program.contains(word));
+            if !exists {
+                errors.push(format!(
+                    "{word}: no alarm, metric, alert or line of the log"
+                ));
+            }
+        }
+        let mut names = code_words(tested).peekable();
+        if names.peek().is_none() {
+            errors.push(format!("no test: {row:?}"));
+        }
+        for name in names {
+            let exists = if name.ends_with(".sh") {
+                root.join("tests/tools").join(name).exists()
+            } else {
+                tests.contains(&format!("fn {name}("))
+            };
+            if !exists {
+                errors.push(format!("{name} is no test"));
+            }
+        }
+    }
+    assert!(rows.len() > 20, "{} rows", rows.len());
+    assert!(errors.is_empty(), "\n{}", errors.join("\n"));
 }
 
 /// The targets of a page's links, except web links.

@@ -34,5 +34,6 @@ pub use server::PlaygroundServer;
 pub use serving::fairness::{
     BoxFuture, ClassificationUids, Fairness, InvalidField, ObjectError, SeatGuard, TooManyRequests,
 };
+pub use serving::fault::{Fault, UnknownFault};
 pub use serving::request_log::{RequestRecord, ServerCounters};
 pub use settings::{CapacityChange, PlaygroundSettings};

@@ -12,6 +12,7 @@ use crate::objects::storage::store::{ListScope, Store};
 use crate::objects::strategy;
 use crate::serving::capacity::Capacity;
 use crate::serving::fairness::{Fairness, ObjectError};
+use crate::serving::fault::FaultState;
 use crate::serving::list_memory::ListMemory;
 use crate::serving::request_log::RequestLog;
 use crate::settings::PlaygroundSettings;
@@ -38,7 +39,9 @@ pub(crate) struct ServerState {
     pub(crate) capacity: Option<Arc<Capacity>>,
     /// What lists take while they are served.
     pub(crate) list_memory: Arc<ListMemory>,
-    /// Becomes true when the server stops.
+    /// The fault in force.
+    pub(crate) fault: watch::Sender<FaultState>,
+    /// Whether the server stops, or has shut down as a fault.
     pub(crate) stopping: watch::Sender<bool>,
 }
 

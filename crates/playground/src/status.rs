@@ -164,6 +164,10 @@ impl StatusError {
         Self::new(400, "BadRequest", message.into())
     }
 
+    pub(crate) fn internal_error(message: impl Into<String>) -> Self {
+        Self::new(500, "InternalError", message.into())
+    }
+
     pub(crate) fn unauthorized() -> Self {
         Self::new(401, "Unauthorized", "Unauthorized".to_owned())
     }

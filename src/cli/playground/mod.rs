@@ -3,6 +3,7 @@
 //! As in a real installation, weir and the API server share only an address and files.
 
 pub mod fairness;
+mod faults;
 
 use std::fs::DirBuilder;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,6 +21,7 @@ use tokio::sync::oneshot;
 use crate::app::App;
 use crate::cli::flags::{ProxyArgs, ServeArgs, UpstreamArgs};
 use crate::cli::playground::fairness::ServerFairness;
+use crate::cli::playground::faults::{FaultSchedule, parse_schedule};
 use crate::cli::process::exit::{CommandError, exit_code};
 use crate::cli::process::logging::Logging;
 use crate::cli::process::resolve::resolve_and_log;
@@ -68,6 +70,11 @@ pub(crate) struct ServerArgs {
     /// Changes of --capacity at times after the start, as 30s=5,60s=10,90s=0,92s=10. 0 is a pause: nothing is served.
     #[arg(long, value_name = "TIME=N", value_delimiter = ',', value_parser = parse_capacity_change)]
     pub(crate) capacity_changes: Vec<CapacityChange>,
+    /// Faults of the API server at times after the start, as 30s=hang,40s=none, to rehearse them: 429, 500, ca-changed,
+    /// certificate-expired, garbage, hang, hang-after-head, no-streams, not-ready, refuse, reset, shutdown, slow-etcd; none ends
+    /// one. The same word in the file `fault` of --dir is in force at once. docs/failures.md says what each of them does.
+    #[arg(long, value_name = "TIME=KIND,...", value_parser = parse_schedule)]
+    pub(crate) fault: Option<FaultSchedule>,
     /// How long the API server takes to serve a request at full speed.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pub(crate) service_time: Duration,
@@ -132,6 +139,7 @@ struct PreparedPlayground {
     folder: PathBuf,
     certificates: Certificates,
     server: PlaygroundServer,
+    faults: FaultSchedule,
     /// CPU time of a response and of a rejection.
     cpu_times: [Duration; 2],
 }
@@ -150,7 +158,7 @@ fn prepare(args: &ServerArgs) -> Result<PreparedPlayground, CommandError> {
         None => DirBuilder::new().mode(OWNER_ONLY).create(&folder),
     }
     .map_err(cannot_use)?;
-    for stale in ["ready", "address", "admin-address"] {
+    for stale in ["ready", "address", "admin-address", faults::FAULT_FILE] {
         match fs::remove_file(folder.join(stale)) {
             Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(cannot_use(why)),
             _ => {}
@@ -185,6 +193,7 @@ fn prepare(args: &ServerArgs) -> Result<PreparedPlayground, CommandError> {
         folder,
         certificates,
         server,
+        faults: args.fault.clone().unwrap_or_default(),
         cpu_times: [args.service_cpu, args.refusal_cpu],
     })
 }
@@ -196,6 +205,7 @@ impl PreparedPlayground {
             folder,
             certificates,
             server: _,
+            faults: _,
             cpu_times: [response, rejection],
         } = self;
         let address = local_address(address);
@@ -231,6 +241,14 @@ impl PreparedPlayground {
         fs::write(folder.join("ready"), "")
     }
 
+    /// Runs the API server, with its faults, until `stop` is ready.
+    async fn serve(&self, listener: tokio::net::TcpListener, stop: impl Future<Output = ()>) {
+        tokio::select! {
+            () = self.server.run(listener, stop) => {}
+            () = faults::follow(&self.server, &self.faults, &self.folder) => {}
+        }
+    }
+
     /// Called when nothing is served any more. The next start in this folder writes a new `ready`.
     fn remove_ready_file(&self) {
         // The next start removes a file that stays, or reports that it cannot.
@@ -255,7 +273,7 @@ fn run_api_server_only(
             .map_err(|why| CommandError::Startup(format!("cannot listen on {address}: {why}")))?;
         let stop = signals::stop_signal();
         prepared.announce(listener.local_addr()?, None)?;
-        prepared.server.run(listener, stop).await;
+        prepared.serve(listener, stop).await;
         prepared.remove_ready_file();
         Ok(ExitCode::SUCCESS)
     })
@@ -272,7 +290,8 @@ fn run_with_weir(
     let mut config = resolve_and_log(args)?;
     logging.attach_to(&mut config);
 
-    let server = prepared.server.clone();
+    let prepared = Arc::new(prepared);
+    let served = Arc::clone(&prepared);
     let (stop_server, server_stopped) = oneshot::channel::<()>();
     let server_runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -285,7 +304,7 @@ fn run_with_weir(
             let stop = async {
                 let _ = server_stopped.await;
             };
-            server.run(listener, stop).await;
+            served.serve(listener, stop).await;
         });
     });
 

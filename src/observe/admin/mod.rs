@@ -49,6 +49,7 @@ use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::encoding::printable::escape_json;
 use weir_kubernetes::request_info::Query;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
 /// Longest time to receive a request's headers, and longest idle time of a connection.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -155,6 +156,7 @@ impl AdminServer {
         let mut handed_over = std::pin::pin!(handed_over);
         let is_local = listener.local_addr().is_ok_and(is_loopback);
         let mut connections = AdminConnections::default();
+        let log = LogLimiter::default();
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -166,7 +168,9 @@ impl AdminServer {
                     tcp
                 }
                 Err(why) => {
-                    warn!(%why, "cannot accept connections of operators");
+                    if let Some(more) = log.try_log(Clock.now()) {
+                        warn!(%why, more, "cannot accept connections of operators");
+                    }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }

@@ -1,15 +1,18 @@
-//! Addresses as operators write them: the URL of the API server and of its proxy. Pure.
+//! Addresses as operators write them: the URL of the API server and of its proxy. Pure, but for what
+//! a name led to last.
 //!
 //! Promises: what weir could not honour (a path prefix, an invalid port, another kind of proxy) is
 //! an error and is not dropped. No error quotes a password.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use http::uri::Authority;
 use http::{HeaderValue, Uri};
+use parking_lot::Mutex;
 use rustls_pki_types::ServerName;
 
 use weir_kubernetes::encoding::percent;
@@ -27,7 +30,32 @@ pub struct ServerAddress {
     /// One of the addresses of `authority`'s host. `None`: the system resolves the host, or the
     /// proxy does, for each connection.
     pub(crate) socket: Option<SocketAddr>,
+    /// Where its name led last.
+    pub(crate) last_socket: LastSocket,
 }
+
+/// The address to which the last connection by a name was opened, for the time in which the name
+/// does not resolve. Clones share it. It is no part of what makes two addresses equal.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastSocket(Arc<Mutex<Option<SocketAddr>>>);
+
+impl LastSocket {
+    pub(crate) fn get(&self) -> Option<SocketAddr> {
+        *self.0.lock()
+    }
+
+    pub(crate) fn set(&self, socket: SocketAddr) {
+        *self.0.lock() = Some(socket);
+    }
+}
+
+impl PartialEq for LastSocket {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for LastSocket {}
 
 /// An HTTP proxy (`proxy-url`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,12 +69,13 @@ pub struct ProxyAddress {
 impl ServerAddress {
     /// The server at HOST:PORT, whose certificate names `server_name`.
     #[must_use]
-    pub const fn new(authority: Authority, server_name: ServerName<'static>) -> Self {
+    pub fn new(authority: Authority, server_name: ServerName<'static>) -> Self {
         Self {
             authority,
             server_name,
             proxy: None,
             socket: None,
+            last_socket: LastSocket::default(),
         }
     }
 

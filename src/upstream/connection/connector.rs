@@ -4,8 +4,8 @@
 //! There is one [`Connector`] for each [`AuthMode`]: its TLS configuration settles what a
 //! connection proves. Deliberately not here: keeping connections (`pool`).
 
+use std::io;
 use std::marker::PhantomData;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::io::{ReadsAheadOfDriver, TcpIo};
-use crate::upstream::connection::address::{ProxyAddress, ServerAddress};
+use crate::upstream::connection::address::{LastSocket, ProxyAddress, ServerAddress};
 use crate::upstream::connection::connection_budget::{ConnectionBudget, ConnectionPermit};
 use crate::upstream::connection::deferred_write_errors::DeferredWriteErrors;
 use crate::upstream::connection::error::ForwardError;
@@ -32,6 +32,10 @@ use crate::upstream::headers::auth_mode::AuthMode;
 /// Longest time from the first packet to the end of the TLS handshake: long enough for a lost SYN
 /// or two, short enough for a client to see the failure.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest time of a look-up where it is known to which address the name led last: as long as the
+/// system waits for a name server, and short enough to connect there within [`CONNECT_TIMEOUT`].
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// TCP keep-alive, the only check of a connection that speaks HTTP/1.1 or was upgraded. Probes
 /// begin after as long as in client-go's dialer. A connection is closed after as long without an
@@ -214,11 +218,12 @@ impl<M: AuthMode> Connector<M> {
         let address = &self.address;
         match &address.proxy {
             None => {
-                let tcp = dial(&address.authority, address.socket, permit, user_timeout).await?;
+                let tcp = dial(address, permit, user_timeout).await?;
                 Ok(Box::new(tcp.read_ahead_of_driver(reads_ahead)))
             }
             Some(proxy) => {
-                let tcp = dial(&proxy.authority, None, permit, user_timeout).await?;
+                let name = host_and_port(&proxy.authority);
+                let tcp = watched(TcpStream::connect(name).await, permit, user_timeout)?;
                 let tcp = tcp.read_ahead_of_driver(reads_ahead);
                 connect_via_proxy(tcp, proxy, &address.authority).await
             }
@@ -232,21 +237,45 @@ impl<M: AuthMode> std::fmt::Debug for Connector<M> {
     }
 }
 
-/// Connects to `socket`, or to an address that `authority` resolves to.
+/// Connects to a server.
 async fn dial(
-    authority: &Authority,
-    socket: Option<SocketAddr>,
+    address: &ServerAddress,
     permit: Option<ConnectionPermit>,
     user_timeout: Option<Duration>,
 ) -> Result<TcpIo<Option<ConnectionPermit>>, ForwardError> {
-    let host = authority
-        .host()
-        .trim_start_matches('[')
-        .trim_end_matches(']');
-    let opened = match socket {
+    let opened = match address.socket {
         Some(socket) => TcpStream::connect(socket).await,
-        None => TcpStream::connect((host, ServerAddress::port(authority))).await,
+        None => connect_by_name(host_and_port(&address.authority), &address.last_socket).await,
     };
+    watched(opened, permit, user_timeout)
+}
+
+/// Connects to what a name resolves to. If it does not resolve, connects to where it led last.
+async fn connect_by_name(name: (&str, u16), last: &LastSocket) -> io::Result<TcpStream> {
+    let resolved: Vec<_> = match last.get() {
+        None => lookup_host(name).await?.collect(),
+        Some(last) => match timeout(LOOKUP_TIMEOUT, lookup_host(name)).await {
+            Ok(Ok(found)) => found.collect(),
+            Ok(Err(_)) | Err(_) => vec![last],
+        },
+    };
+    let stream = TcpStream::connect(&*resolved).await?;
+    last.set(stream.peer_addr()?);
+    Ok(stream)
+}
+
+fn host_and_port(authority: &Authority) -> (&str, u16) {
+    let host = authority.host();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    (host, ServerAddress::port(authority))
+}
+
+/// A connection that ends when its path is dead.
+fn watched(
+    opened: io::Result<TcpStream>,
+    permit: Option<ConnectionPermit>,
+    user_timeout: Option<Duration>,
+) -> Result<TcpIo<Option<ConnectionPermit>>, ForwardError> {
     let stream = opened.map_err(|error| ForwardError::Connect(Arc::new(error)))?;
     let _ = stream.set_nodelay(true); // without it a connection is slower, but works
     let keepalive = TcpKeepalive::new()
@@ -298,15 +327,29 @@ mod tests {
     async fn connections_have_keep_alive_and_a_user_timeout() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
-        let authority = "name.invalid:1".parse().unwrap();
+        let name = "name.invalid";
+        let authority = format!("{name}:1").parse().unwrap();
+        let address = ServerAddress::new(authority, name.try_into().unwrap()).at(at);
         for user_timeout in [Some(USER_TIMEOUT), None] {
-            let stream = dial(&authority, Some(at), None, user_timeout)
-                .await
-                .unwrap();
+            let stream = dial(&address, None, user_timeout).await.unwrap();
             let options = SockRef::from(stream.tcp());
             assert_eq!(options.tcp_user_timeout().unwrap(), user_timeout);
             assert_eq!(options.tcp_keepalive_time().unwrap(), KEEPALIVE_IDLE);
         }
         assert_eq!(USER_TIMEOUT.as_secs(), 45);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_does_not_resolve_leads_where_it_led_last() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let last = LastSocket::default();
+        connect_by_name(("127.0.0.1", at.port()), &last)
+            .await
+            .unwrap();
+        let again = connect_by_name(("name.invalid", 1), &last).await.unwrap();
+        assert_eq!(again.peer_addr().unwrap(), at);
+        let none = LastSocket::default();
+        assert!(connect_by_name(("name.invalid", 1), &none).await.is_err());
     }
 }

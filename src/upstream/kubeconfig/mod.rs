@@ -397,10 +397,8 @@ fn parse_cluster(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<ClusterC
         .map_err(|error| fields.report_error("server", error))
         .ok()?;
     let target = ServerAddress {
-        authority,
-        server_name: expected_name.clone().unwrap_or(host),
         proxy,
-        socket: None,
+        ..ServerAddress::new(authority, expected_name.clone().unwrap_or(host))
     };
     let info = ClusterInfo {
         server,

@@ -32,6 +32,11 @@ const VALID_DAYS: i64 = 365;
 /// Minimum remaining validity of certificates that are used again.
 const MIN_VALIDITY: Duration = Duration::from_secs(2 * 24 * 60 * 60);
 
+/// The files of the API server's certificate that has expired, and of that by another CA, without
+/// their ends.
+const EXPIRED: &str = "apiserver-expired";
+const OF_CHANGED_CA: &str = "apiserver-changed-ca";
+
 /// The name of the file of tokens.
 const TOKENS_FILE: &str = "tokens.csv";
 
@@ -80,6 +85,12 @@ pub struct Certificates {
     pub front_proxy_client: CertificateAndKey,
     /// The API server's serving certificate.
     pub(crate) apiserver: CertificateAndKey,
+    /// Another one of it, which has expired.
+    pub(crate) apiserver_expired: CertificateAndKey,
+    /// Another one of it, by [`changed_ca`](Self::changed_ca).
+    pub(crate) apiserver_of_changed_ca: CertificateAndKey,
+    /// The CA of the API server's serving certificate after a change of CAs, PEM.
+    pub(crate) changed_ca: String,
     /// The proxy's serving certificate.
     pub(crate) tls: CertificateAndKey,
     /// `admin`, `alice` and `bob`.
@@ -92,6 +103,7 @@ pub struct Certificates {
 enum CertificateUsage<'a> {
     Authority,
     Client { organization: Option<&'a str> },
+    ExpiredServer,
     Server,
 }
 
@@ -100,6 +112,8 @@ impl Certificates {
     pub fn generate() -> Result<Self, PkiError> {
         let (ca, ca_issuer) = create_ca("weir-playground-ca")?;
         let (front_proxy_ca, front_proxy_issuer) = create_ca("weir-playground-front-proxy-ca")?;
+        let (changed_ca, changed_issuer) = create_ca("weir-playground-changed-ca")?;
+        let apiserver = |usage, issuer| issue_certificate("kube-apiserver", &usage, issuer);
         let front_proxy = CertificateUsage::Client { organization: None };
         let mut users = Vec::with_capacity(USERS.len());
         for (name, uid, group) in USERS {
@@ -120,7 +134,10 @@ impl Certificates {
                 &front_proxy,
                 &front_proxy_issuer,
             )?,
-            apiserver: issue_certificate("kube-apiserver", &CertificateUsage::Server, &ca_issuer)?,
+            apiserver: apiserver(CertificateUsage::Server, &ca_issuer)?,
+            apiserver_expired: apiserver(CertificateUsage::ExpiredServer, &ca_issuer)?,
+            apiserver_of_changed_ca: apiserver(CertificateUsage::Server, &changed_issuer)?,
+            changed_ca,
             tls: issue_certificate("weir", &CertificateUsage::Server, &ca_issuer)?,
             ca,
             front_proxy_ca,
@@ -164,6 +181,9 @@ impl Certificates {
             front_proxy_ca: read("front-proxy-ca.crt")?,
             front_proxy_client: credential(FRONT_PROXY_NAME)?,
             apiserver: credential("apiserver")?,
+            apiserver_expired: credential(EXPIRED)?,
+            apiserver_of_changed_ca: credential(OF_CHANGED_CA)?,
+            changed_ca: read("changed-ca.crt")?,
             tls: credential("tls")?,
             users: USERS.into_iter().map(user).collect::<Option<_>>()?,
             service_account_issuer: service_accounts
@@ -173,8 +193,8 @@ impl Certificates {
     }
 
     /// Writes all files to `directory`, which must exist: `ca.crt`, `front-proxy-ca.crt`,
-    /// `<name>.crt` and `<name>.key` for `admin`, `alice`, `bob`, `front-proxy-client`, `apiserver`
-    /// and `tls`, `tokens.csv` for kube-apiserver's `--token-auth-file`, `service-account.pub` for
+    /// `changed-ca.crt`, `<name>.crt` and `<name>.key` for `admin`, `alice`, `bob`,
+    /// `front-proxy-client`, `apiserver`, its two other certificates and `tls`, `tokens.csv` for kube-apiserver's `--token-auth-file`, `service-account.pub` for
     /// its `--service-account-key-file`, `service-account.key`, and `service-account.token`, a
     /// token of the account `default` in `default`. Keys and tokens are readable by their owner
     /// only.
@@ -190,6 +210,7 @@ impl Certificates {
         }
         write_public(&directory.join("ca.crt"), &self.ca)?;
         write_public(&directory.join("front-proxy-ca.crt"), &self.front_proxy_ca)?;
+        write_public(&directory.join("changed-ca.crt"), &self.changed_ca)?;
         let users = self
             .users
             .iter()
@@ -197,6 +218,8 @@ impl Certificates {
         let others = [
             (FRONT_PROXY_NAME, &self.front_proxy_client),
             ("apiserver", &self.apiserver),
+            (EXPIRED, &self.apiserver_expired),
+            (OF_CHANGED_CA, &self.apiserver_of_changed_ca),
             ("tls", &self.tls),
         ];
         for (name, credential) in users.chain(others) {
@@ -275,7 +298,13 @@ fn certificate_params(
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
     // Valid from the day before, for clocks that differ.
-    let ((y, m, d), (end_y, end_m, end_d)) = (date_from_today(-1), date_from_today(VALID_DAYS));
+    let (from, to) = match purpose {
+        CertificateUsage::ExpiredServer => (-VALID_DAYS, -1),
+        CertificateUsage::Authority
+        | CertificateUsage::Client { .. }
+        | CertificateUsage::Server => (-1, VALID_DAYS),
+    };
+    let ((y, m, d), (end_y, end_m, end_d)) = (date_from_today(from), date_from_today(to));
     params.not_before = rcgen::date_time_ymd(y, m, d);
     params.not_after = rcgen::date_time_ymd(end_y, end_m, end_d);
     match purpose {
@@ -295,7 +324,7 @@ fn certificate_params(
             params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         }
-        CertificateUsage::Server => {
+        CertificateUsage::ExpiredServer | CertificateUsage::Server => {
             // `kubernetes` as in kubeadm's certificates.
             let names = ["localhost", "kubernetes", "127.0.0.1", "::1"].map(str::to_owned);
             params.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;

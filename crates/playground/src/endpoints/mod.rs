@@ -12,7 +12,7 @@ mod reviews;
 mod watch;
 mod write;
 
-pub(crate) use response::{status_error, too_many_requests};
+pub(crate) use response::{failed_health_check, status_error, too_many_requests};
 
 use crate::auth::user::ApiUser;
 use crate::auth::{authorization, impersonation};

@@ -187,6 +187,12 @@ pub(crate) fn health(check: &str, query: &QueryParameters) -> Response<Playgroun
     text(StatusCode::OK, &verbose)
 }
 
+/// A `/readyz` that fails, as kube-apiserver's does while it shuts down.
+pub(crate) fn failed_health_check() -> Response<PlaygroundBody> {
+    let report = "[+]ping ok\n[-]shutdown failed: reason withheld\nreadyz check failed\n";
+    text(StatusCode::INTERNAL_SERVER_ERROR, report)
+}
+
 /// The stored objects of a resource.
 pub(crate) struct StoredResource {
     pub(crate) group: &'static str,

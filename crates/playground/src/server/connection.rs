@@ -1,19 +1,21 @@
 //! A connection: the TLS handshake, and HTTP/1.1 or HTTP/2 until the connection ends.
 
+use crate::server::connection_control::ConnectionControl;
+use crate::server::faulty;
 use crate::server::framed_stream::FramedStream;
 use crate::server::handler_future::HandlerFuture;
 use crate::server::serve::serve_request;
+use crate::serving::fault::{ConnectionEnd, Fault, FaultState};
 use crate::serving::handler_scheduler::HandlerScheduler;
 use crate::state::ServerState;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 /// Timeout of the TLS handshake.
@@ -27,11 +29,12 @@ const MAX_HEAD_BYTES: u32 = 1024 * 1024;
 /// Maximum number of headers on HTTP/1.1; enough for a user with some hundreds of groups.
 const MAX_HEADERS: usize = 512;
 
-/// Serves one connection, from the handshake to its end.
+/// Serves one connection, from the handshake to its end. `faults` are those since it was accepted.
 pub(super) async fn handle_connection(
     state: Arc<ServerState>,
     acceptor: TlsAcceptor,
     stream: TcpStream,
+    faults: watch::Receiver<FaultState>,
 ) {
     let _ = stream.set_nodelay(true);
     let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
@@ -39,27 +42,33 @@ pub(super) async fn handle_connection(
         return;
     };
     state.request_log.record_connection();
+    if faults.borrow().fault == Some(Fault::Garbage) {
+        return faulty::send_garbage(stream).await;
+    }
     let (_, session) = stream.get_ref();
     let peer = Arc::new(state.authenticator.verify_peer(session.peer_certificates()));
     let h2 = session.alpn_protocol() == Some(b"h2");
-    let closing = Arc::new(Notify::new());
+    let control = Arc::new(ConnectionControl::default());
     let streams = state.settings.max_concurrent_streams;
     let handlers = h2.then(|| HandlerScheduler::new(streams));
     let service = service_fn({
-        let (state, closing, handlers) =
-            (Arc::clone(&state), Arc::clone(&closing), handlers.clone());
+        let (state, control, handlers) =
+            (Arc::clone(&state), Arc::clone(&control), handlers.clone());
         move |request| {
             let scheduled = handlers.as_ref().map(HandlerScheduler::schedule);
             let (state, peer) = (Arc::clone(&state), Arc::clone(&peer));
-            let closing = Arc::clone(&closing);
+            let control = Arc::clone(&control);
             async move {
+                if h2 && state.fault.borrow().fault == Some(Fault::NoStreams) {
+                    return Err(h2::Error::from(h2::Reason::REFUSED_STREAM));
+                }
                 let handler_slot = match scheduled {
                     Some(scheduled) => Some(scheduled.wait_for_slot().await),
                     None => None,
                 };
                 let handled =
-                    serve_request(Arc::clone(&state), peer, closing, request, handler_slot);
-                Ok::<_, Infallible>(HandlerFuture::new(state, handled).await)
+                    serve_request(Arc::clone(&state), peer, control, request, handler_slot);
+                Ok(HandlerFuture::new(state, handled).await)
             }
         }
     });
@@ -73,7 +82,9 @@ pub(super) async fn handle_connection(
             .initial_stream_window_size(H2_WINDOW)
             .initial_connection_window_size(H2_WINDOW.saturating_mul(streams.clamp(1, 100)))
             .serve_connection(TokioIo::new(stream.clone()), service);
-        let served = run_connection(&state, &closing, connection, |c| c.graceful_shutdown());
+        let served = run_connection(&state, &control, faults, connection, |c| {
+            c.graceful_shutdown();
+        });
         tokio::select! {
             () = served => return,
             () = handlers.wait_for_too_many_resets() => {}
@@ -89,14 +100,18 @@ pub(super) async fn handle_connection(
             .header_read_timeout(IDLE_TIMEOUT)
             .serve_connection(io, service)
             .with_upgrades();
-        run_connection(&state, &closing, connection, |c| c.graceful_shutdown()).await;
+        run_connection(&state, &control, faults, connection, |c| {
+            c.graceful_shutdown();
+        })
+        .await;
     }
 }
 
-/// Runs a connection. Closes it gracefully on `closing` or when the server stops.
+/// Runs a connection. Closes it gracefully on request, when the server stops and when a fault does so.
 async fn run_connection<C, E>(
     state: &ServerState,
-    closing: &Notify,
+    control: &ConnectionControl,
+    mut faults: watch::Receiver<FaultState>,
     connection: C,
     close: impl Fn(Pin<&mut C>),
 ) where
@@ -109,7 +124,7 @@ async fn run_connection<C, E>(
     loop {
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            () = closing.notified(), if open => {
+            () = control.close.notified(), if open => {
                 open = false;
                 close(connection.as_mut());
                 continue;
@@ -119,6 +134,16 @@ async fn run_connection<C, E>(
                 close(connection.as_mut());
                 continue;
             }
+            () = control.reset.notified() => return,
+            Ok(()) = faults.changed() => match faults.borrow_and_update().connection_end() {
+                Some(ConnectionEnd::Abort) => return,
+                Some(ConnectionEnd::Graceful) if open => {
+                    open = false;
+                    close(connection.as_mut());
+                    continue;
+                }
+                Some(ConnectionEnd::Graceful) | None => continue,
+            },
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "connection ended");

@@ -8,10 +8,12 @@
 //! waits for the rest of a small request body (`unread_body`). A handler continues when its client
 //! disconnects (`handler_future`), and an HTTP/2 connection has a limited number of them
 //! (`serving::handler_scheduler`).
+//!
+//! `faulty` lets it fail on purpose.
 
 use crate::auth::authentication::PlaygroundAuthenticator;
 use crate::auth::authorization::{Denial, Grant, PolicyChanges};
-use crate::auth::pki::Certificates;
+use crate::auth::pki::{CertificateAndKey, Certificates};
 use crate::auth::tls;
 use crate::objects::resources::{RESOURCES, ResourceBackend};
 use crate::objects::seed;
@@ -20,6 +22,7 @@ use crate::objects::storage::store::Store;
 use crate::server::connection::handle_connection;
 use crate::serving::capacity::Capacity;
 use crate::serving::fairness::Fairness;
+use crate::serving::fault::{Fault, FaultState};
 use crate::serving::list_memory::ListMemory;
 use crate::serving::request_log::{RequestLog, RequestRecord, ReviewRecord, ServerCounters};
 use crate::settings::PlaygroundSettings;
@@ -37,6 +40,8 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 mod connection;
+mod connection_control;
+mod faulty;
 mod framed_stream;
 mod handler_future;
 mod serve;
@@ -46,11 +51,30 @@ mod unread_body;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay after a failed accept, e.g. without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
 /// The API server. Clones share one server.
 #[derive(Clone, Debug)]
 pub struct PlaygroundServer {
     state: Arc<ServerState>,
-    tls: Arc<ServerConfig>,
+    tls: Arc<TlsConfigs>,
+}
+
+/// What a new connection shows, by fault.
+#[derive(Debug)]
+struct TlsConfigs {
+    usual: Arc<ServerConfig>,
+    expired: Arc<ServerConfig>,
+    of_changed_ca: Arc<ServerConfig>,
+}
+
+impl TlsConfigs {
+    fn in_force(&self, fault: Option<Fault>) -> &Arc<ServerConfig> {
+        match fault {
+            Some(Fault::CaChanged) => &self.of_changed_ca,
+            Some(Fault::CertificateExpired) => &self.expired,
+            Some(_) | None => &self.usual,
+        }
+    }
 }
 
 /// The reason why a server could not be made: its certificates cannot be used.
@@ -89,8 +113,16 @@ impl PlaygroundServer {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let authenticator =
             PlaygroundAuthenticator::new(certificates, &provider).map_err(PlaygroundStartError)?;
-        let tls = tls::server_config(&certificates.apiserver, &authenticator, provider)
-            .map_err(PlaygroundStartError)?;
+        let tls = |certificate: &CertificateAndKey| {
+            tls::server_config(certificate, &authenticator, Arc::clone(&provider))
+                .map(Arc::new)
+                .map_err(PlaygroundStartError)
+        };
+        let tls = TlsConfigs {
+            usual: tls(&certificates.apiserver)?,
+            expired: tls(&certificates.apiserver_expired)?,
+            of_changed_ca: tls(&certificates.apiserver_of_changed_ca)?,
+        };
         let mut store = Store::new(settings.watch_history);
         let now = time::wall_time().to_string();
         seed::seed_store(&mut store, settings.nodes, settings.pods, &now);
@@ -109,6 +141,7 @@ impl PlaygroundServer {
             flowcontrol_changes: Mutex::default(),
             capacity,
             list_memory: ListMemory::new(settings.list_memory_limit),
+            fault: tokio::sync::watch::Sender::default(),
             stopping: tokio::sync::watch::Sender::new(false),
             settings,
         };
@@ -125,8 +158,11 @@ impl PlaygroundServer {
     ///
     /// Cancel safety: dropping the future closes all connections at once.
     pub async fn run(&self, listener: TcpListener, stop: impl Future<Output = ()>) {
+        let Ok(address) = listener.local_addr() else {
+            return; // it is no open socket
+        };
         let mut connections = JoinSet::new();
-        // Both tasks end when the set is dropped.
+        // These tasks end when the set is dropped.
         if let Some(capacity) = self.state.capacity.clone() {
             let changes = self.state.settings.capacity_changes.clone();
             connections.spawn(async move {
@@ -136,16 +172,22 @@ impl PlaygroundServer {
         if let Some(fairness) = self.state.fairness.clone() {
             connections.spawn(async move { fairness.run().await });
         }
+        let state = Arc::clone(&self.state);
+        connections.spawn(async move { faulty::end_shutdowns(&state).await });
         let drivers = connections.len();
-        let acceptor = TlsAcceptor::from(Arc::clone(&self.tls));
+        let mut listener = Some(listener);
+        let mut changes = self.state.fault.subscribe();
         let mut stop = pin!(stop);
         loop {
+            let fault = *changes.borrow_and_update();
             tokio::select! {
                 () = &mut stop => break,
-                accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => {
-                        let (state, acceptor) = (Arc::clone(&self.state), acceptor.clone());
-                        connections.spawn(handle_connection(state, acceptor, stream));
+                _ = changes.changed() => {}
+                accepted = faulty::next_connection(&mut listener, address, fault) => match accepted {
+                    Ok(stream) => {
+                        let acceptor = TlsAcceptor::from(Arc::clone(self.tls.in_force(fault.fault)));
+                        let state = Arc::clone(&self.state);
+                        connections.spawn(handle_connection(state, acceptor, stream, changes.clone()));
                     }
                     Err(error) => {
                         tracing::debug!(%error, "cannot accept");
@@ -161,6 +203,17 @@ impl PlaygroundServer {
             while connections.len() > drivers && connections.join_next().await.is_some() {}
         };
         let _ = tokio::time::timeout(DRAIN_TIMEOUT, drained).await;
+    }
+
+    /// Puts a fault in force, in place of the one before; `None` ends it.
+    pub fn set_fault(&self, fault: Option<Fault>) {
+        let before = self.state.fault.send_replace(FaultState {
+            fault,
+            has_shut_down: false,
+        });
+        if before.has_shut_down {
+            self.state.stopping.send_replace(false);
+        }
     }
 
     /// Allows a user an access that the fixed rules deny.

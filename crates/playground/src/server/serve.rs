@@ -5,7 +5,8 @@ use crate::auth::authentication::{ClientCertificateResult, Unauthorized};
 use crate::auth::user::ApiUser;
 use crate::objects::seed;
 use crate::request::{ApiRoute, QueryParameters};
-use crate::server::unread_body;
+use crate::server::connection_control::ConnectionControl;
+use crate::server::{faulty, unread_body};
 use crate::serving::fairness::{ClassificationUids, TooManyRequests};
 use crate::serving::handler_scheduler::HandlerSlot;
 use crate::serving::request_log::{RequestGuard, RequestRecord, ServingClass};
@@ -18,7 +19,6 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Versi
 use http_body::Body;
 use hyper::body::Incoming;
 use std::sync::Arc;
-use tokio::sync::Notify;
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
@@ -27,7 +27,7 @@ const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 pub(super) async fn serve_request(
     state: Arc<ServerState>,
     peer: Arc<ClientCertificateResult>,
-    closing: Arc<Notify>,
+    control: Arc<ConnectionControl>,
     mut request: Request<Incoming>,
     handler_slot: Option<HandlerSlot>,
 ) -> Response<TrackedBody> {
@@ -43,17 +43,20 @@ pub(super) async fn serve_request(
         headers: request.headers().clone(),
     });
     if h2 && user.as_ref().map_or(true, ApiUser::is_anonymous) {
-        closing.notify_one();
+        control.close.notify_one();
     }
-    let mut response = match user {
-        Err(Unauthorized) => {
+    let effect = faulty::effect(&state, &request);
+    let in_its_place = faulty::before_request(&state, effect, &control.reset).await;
+    let mut response = match (in_its_place, user) {
+        (Some(response), _) => response,
+        (None, Err(Unauthorized)) => {
             // An unknown token takes a look-up too; other servers call a webhook for it.
             if let Some(capacity) = &state.capacity {
                 capacity.serve().await;
             }
             untracked(endpoints::status_error(&StatusError::unauthorized()))
         }
-        Ok(user) => admit(&state, &user, &mut request).await,
+        (None, Ok(user)) => admit(&state, &user, &mut request).await,
     };
     state
         .request_log
@@ -69,6 +72,7 @@ pub(super) async fn serve_request(
     if head && h2 {
         return without_body(response);
     }
+    let response = faulty::hold_body(&state, effect, response);
     response.map(|body| body.with_handler_slot(handler_slot))
 }
 

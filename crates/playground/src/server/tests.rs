@@ -3,6 +3,7 @@
 mod abandoned;
 mod connect;
 mod fairness;
+mod faults;
 mod object_counts;
 
 use super::PlaygroundServer;

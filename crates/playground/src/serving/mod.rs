@@ -2,6 +2,7 @@
 
 pub(crate) mod capacity;
 pub(crate) mod fairness;
+pub(crate) mod fault;
 pub(crate) mod handler_scheduler;
 pub(crate) mod list_memory;
 pub(crate) mod request_log;

@@ -45,6 +45,15 @@ impl TrackedBody {
         self
     }
 
+    /// Puts another body in the place of the one that is to be sent.
+    pub(crate) fn map_body(mut self, map: impl FnOnce(PlaygroundBody) -> PlaygroundBody) -> Self {
+        self.body = map(std::mem::replace(
+            &mut self.body,
+            Empty::new().boxed_unsync(),
+        ));
+        self
+    }
+
     /// Stops counting the request although the body is still to be sent.
     pub(crate) fn release(&mut self) {
         self.guard = None;

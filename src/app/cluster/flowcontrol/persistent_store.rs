@@ -20,6 +20,9 @@ use weir_kubernetes::api::flowcontrol::Object;
 /// Changes within this time are saved once.
 const SAVE_DELAY: Duration = Duration::from_secs(1);
 
+/// How long after a failure a state is saved once more. A full disk may stay full for a while.
+const SAVE_RETRY: Duration = Duration::from_secs(10);
+
 /// What both reflectors share.
 #[derive(Debug)]
 pub(super) struct PersistentStore {
@@ -221,7 +224,7 @@ impl PersistentStore {
         Some((state.cluster.clone(), objects))
     }
 
-    /// Saves each change, until it is dropped.
+    /// Saves each change, until it is dropped. One that cannot be saved is tried again.
     ///
     /// # Cancel safety
     /// A write that has begun is completed.
@@ -229,8 +232,12 @@ impl PersistentStore {
         let Some(file) = &self.file else {
             return std::future::pending().await;
         };
+        let mut has_failed = false;
         loop {
-            self.changed.notified().await;
+            match has_failed {
+                true => drop(tokio::time::timeout(SAVE_RETRY, self.changed.notified()).await),
+                false => self.changed.notified().await,
+            }
             tokio::time::sleep(SAVE_DELAY).await;
             let Some((cluster, objects)) = self.to_save() else {
                 continue;
@@ -238,10 +245,17 @@ impl PersistentStore {
             let writer = file.clone();
             let write = move || writer.write(&cluster, &objects);
             let written = tokio::task::spawn_blocking(write).await;
-            if let Ok(Err(why)) = written {
-                let path = file.path();
-                warn!(path = %path.display(), %why, "--state-dir: cannot save the cluster's flow schemas and priority levels");
+            let path = file.path();
+            match (&written, has_failed) {
+                (Ok(Err(why)), false) => {
+                    warn!(path = %path.display(), %why, "--state-dir: cannot save the cluster's flow schemas and priority levels");
+                }
+                (Ok(Ok(())), true) => {
+                    info!(path = %path.display(), "--state-dir: the cluster's flow schemas and priority levels are saved again");
+                }
+                (Ok(Err(_)), true) | (Ok(Ok(())), false) | (Err(_), _) => {}
             }
+            has_failed = matches!(written, Ok(Err(_)));
         }
     }
 }
@@ -294,5 +308,32 @@ mod tests {
         assert_eq!(file.read(&new), Ok(Some(objects)));
         assert!(restore(&file, new).to_save().is_some());
         assert!(restore(&file, cluster("10.0.0.3:6443")).to_save().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_state_that_cannot_be_saved_is_tried_again_without_another_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::new(folder.path().join("state"));
+        let cluster = cluster("10.0.0.1:6443");
+        file.write(&cluster, &bootstrap::add_missing(Vec::new()))
+            .unwrap();
+        let store = restore(&file, cluster.clone());
+        // A file in the place of the folder, as no folder can be made on a full disk.
+        std::fs::remove_dir_all(folder.path().join("state")).unwrap();
+        std::fs::write(folder.path().join("state"), "").unwrap();
+        store.changed.notify_one();
+        let freed = async {
+            tokio::time::sleep(SAVE_RETRY).await; // after the first try
+            std::fs::remove_file(folder.path().join("state")).unwrap();
+            while !file.path().exists() {
+                tokio::time::sleep(SAVE_DELAY).await;
+            }
+        };
+        tokio::select! {
+            () = store.save_changes() => {}
+            () = freed => {}
+            () = tokio::time::sleep(SAVE_RETRY * 10) => {}
+        }
+        assert!(file.read(&cluster).is_ok_and(|saved| saved.is_some()));
     }
 }
