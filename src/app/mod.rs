@@ -177,17 +177,23 @@ impl App {
         self.addresses
     }
 
-    /// Serves until `stop` completes, then shuts down in order, or at once if `at_once` completes.
+    /// Serves until `stop` completes or an operator drains it, then shuts down in order, or at once if
+    /// `at_once` completes.
     pub async fn run(
         self,
         stop: impl Future<Output = ()>,
         at_once: impl Future<Output = ()>,
     ) -> ShutdownOutcome {
+        let app = self.start();
+        let stop_requested = app.stop_requested();
         let stop = async {
-            stop.await;
+            tokio::select! {
+                () = stop => {}
+                () = stop_requested => {}
+            }
             StopReason::Signal
         };
-        self.start().serve(stop, at_once).await
+        app.serve(stop, at_once).await
     }
 
     /// Starts everything but the listeners. Must be called within a runtime.

@@ -374,6 +374,30 @@ async fn a_page_of_another_origin_takes_no_place_at_a_stream() {
 }
 
 #[tokio::test]
+async fn the_status_page_has_its_script_and_style_in_files_and_allows_no_others() {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
+    for (target, content_type) in [
+        ("/", "text/html; charset=utf-8"),
+        ("/page.js", "text/javascript; charset=utf-8"),
+        ("/page.css", "text/css; charset=utf-8"),
+    ] {
+        let file = weir.get_admin(target).await;
+        assert_eq!(
+            (file.status, &file.headers["content-type"]),
+            (200, content_type)
+        );
+        assert_eq!(&file.headers["x-content-type-options"], "nosniff");
+    }
+    let page = weir.get_admin("/").await;
+    let policy = &page.headers["content-security-policy"];
+    assert!(
+        policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self';"),
+        "{policy}"
+    );
+}
+
+#[tokio::test]
 async fn unknown_admin_paths_are_a_404() {
     let upstream = FakeUpstream::start().await;
     let weir = weir::builder(upstream.address).start().await;

@@ -143,6 +143,12 @@ impl ControlledWeir {
         answer["lever"]["id"].as_u64().unwrap()
     }
 
+    /// The data of the status page.
+    async fn status(&self) -> Value {
+        let status = self.weir.get_admin("/status.json").await;
+        serde_json::from_str(status.text()).unwrap()
+    }
+
     fn alice(&self) -> TestClient {
         self.weir.alice(HttpVersion::Http2)
     }
@@ -236,6 +242,48 @@ async fn queued_requests_of_a_blocked_user_are_rejected_and_others_stay() {
         next = (call, weir.upstream.next_exchange().await);
     }
     assert_blocked(alice.send(TestRequest::get(LIST)).await).await;
+}
+
+/// Nothing is rejected, so a headline about rejections would show that all is well.
+#[tokio::test]
+async fn the_headline_names_who_waits_and_who_holds_the_seats_and_a_lever_is_marked() {
+    let mut weir = ControlledWeir::narrow().await;
+    let (mut alice, mut bob) = (weir.alice(), weir.bob());
+    let held = weir.hold(&mut bob).await;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(alice.send(TestRequest::get(LIST)).await);
+    }
+    weir.weir.wait_for_metric(QUEUED, 3.0).await;
+    // From a wait of 0.1 s on.
+    let is_headline = async || {
+        let status = weir.status().await;
+        let text = status["headline"]["text"].as_str().unwrap();
+        text.starts_with("3 requests wait in narrow, ")
+            .then_some(status)
+    };
+    let status = eventually("the wait as headline", is_headline).await;
+    assert_eq!(status["rejections"], json!({}));
+    let detail = "waiting: alice 3; seats held by: bob 1 of 1";
+    assert_eq!(status["headline"]["detail"], detail);
+    let levels = status["levels"].as_array().unwrap().iter();
+    let narrow: Vec<_> = levels.filter(|level| level["name"] == "narrow").collect();
+    let queue = &narrow[0]["queue"];
+    assert_eq!(queue["waiting"], json!([{"user": "alice", "count": 3}]));
+    assert_eq!(queue["seats"], json!([{"user": "bob", "count": 1}]));
+    weir.pull(block_alice()).await;
+    for call in waiting {
+        assert_blocked(call).await;
+    }
+    let is_marked = async || {
+        let status = weir.status().await;
+        let mut marks = status["marks"].as_array().unwrap().iter();
+        let text = "lever 1: block user=alice";
+        let is_lever = |mark: &&Value| mark["kind"] == "lever" && mark["text"] == text;
+        marks.find(is_lever).map(|_| ())
+    };
+    eventually("a mark of the lever", is_marked).await;
+    drop(held);
 }
 
 #[tokio::test]

@@ -263,7 +263,7 @@ eval [document.getElementById('now').className, document.getElementById('ready')
 until $LIMIT document.getElementById('total-now').textContent.startsWith('250of 60')
 eval [document.getElementById('own-now').textContent.endsWith(' of 400 MiB'), document.getElementById('upstream').textContent.includes('--tls-cert-file in ')]
 picture $PICTURES/idle.png whole
-run wrk -t 1 -c 350 -d 300 -H '$(bearer alice)' $PODS
+run wrk -t 1 -c 250 -d 300 -H '$(bearer alice)' $PODS
 $(headline "/^[0-9]+ requests wait in global-default, [0-9.]+s \\(p99\\)\$/.test(text)")
 eval [document.getElementById('now').className !== 'now calm', document.getElementById('ready').className !== 'state good', document.getElementById('no-now').textContent]
 until $LIMIT /^waiting: alice [0-9]+; seats held by: alice [0-9]+ of [0-9]+\$/.test(document.getElementById('now-detail').textContent)

@@ -44,6 +44,10 @@ const SHOWN_CHANGES: usize = 2;
 const HEADER_LINES: u16 = 5;
 const FOOTER_LINES: u16 = 1;
 
+/// The terminal heights from which the headline has its details, and the header its background.
+const DETAIL_MIN_HEIGHT: u16 = 16;
+const BACKGROUND_MIN_HEIGHT: u16 = 24;
+
 /// Lines that priority levels have: their border, their header and a row.
 const MIN_LEVEL_LINES: u16 = 3;
 
@@ -81,14 +85,23 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> Sc
     let talkers = model.view_model.talker_list(&model.options);
     let room = (HEADER_LINES + area.height / 4)
         .min(area.height.saturating_sub(FOOTER_LINES + MIN_LEVEL_LINES));
-    let header_text = header_text(now, model, address, room.into());
-    let header_lines = saturating_u16(header_text.lines.len());
-    let rest = area.height.saturating_sub(header_lines + FOOTER_LINES);
+    let least_need = if area.height < DETAIL_MIN_HEIGHT {
+        Need::Alarm
+    } else if area.height < BACKGROUND_MIN_HEIGHT {
+        Need::Detail
+    } else {
+        Need::Background
+    };
+    let mut lines = header_lines(now, model, address);
+    lines.retain(|(need, _)| *need <= least_need);
+    let header_text = fitting(lines, room.into());
+    let header_height = saturating_u16(header_text.lines.len());
+    let rest = area.height.saturating_sub(header_height + FOOTER_LINES);
     let rows = talkers.map_or(0, |list| list.rows.len());
     let (limits, talker_lines) =
         panels::panel_heights(rest, now.rate_limits.len(), rows, model.options.focus);
     let [header, levels, limits, talker_area, footer] = Layout::vertical([
-        Constraint::Length(header_lines),
+        Constraint::Length(header_height),
         Constraint::Min(3),
         Constraint::Length(limits),
         Constraint::Length(talker_lines),
@@ -135,13 +148,12 @@ enum Need {
     Background,
 }
 
-/// At most `room` lines.
-fn header_text(
+/// The lines of the header, each with how much it is needed.
+fn header_lines(
     now: &StatusSnapshot,
     model: &TopModel,
     address: &str,
-    room: usize,
-) -> Text<'static> {
+) -> Vec<(Need, Line<'static>)> {
     let view_model = &model.view_model;
     let (headline, detail) = format::headline(now);
     let style = headline_style(now.headline.severity);
@@ -161,13 +173,13 @@ fn header_text(
     }
     lines.push((Need::Always, rejections_line(now, view_model)));
     lines.push((Need::Always, requests_line(now, view_model)));
-    let upstream = match &model.disconnect_reason {
-        Some(why) => Line::from(format!("not reachable: {}; trying again", sanitize(why)))
-            .red()
-            .bold(),
-        None => upstream_line(now),
-    };
-    lines.push((Need::Always, upstream));
+    lines.push(match &model.disconnect_reason {
+        Some(why) => {
+            let text = format!("not reachable: {}; trying again", sanitize(why));
+            (Need::Always, Line::from(text).red().bold())
+        }
+        None => (Need::Detail, upstream_line(now)),
+    });
     for (name, text) in [
         ("API server  ", Some(format::api_server(view_model, now))),
         ("weir        ", Some(format::own_state(view_model, now))),
@@ -189,6 +201,11 @@ fn header_text(
     });
     let alarms = alarms.chain(levers).take(MAX_ALARM_LINES);
     lines.extend(alarms.map(|line| (Need::Alarm, line)));
+    lines
+}
+
+/// At most `room` lines: those that are needed most.
+fn fitting(mut lines: Vec<(Need, Line<'static>)>, room: usize) -> Text<'static> {
     while lines.len() > room {
         let least = lines.iter().map(|(need, _)| *need).max();
         match lines.iter().rposition(|(need, _)| Some(*need) == least) {
