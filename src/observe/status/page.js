@@ -427,7 +427,7 @@ function drawOwn(now, then, rate, past) {
   if (!n.firstElementChild) { n.textContent = ""; n.append(make("span"), make("small")); }
   put(n.firstElementChild, p.memoryBytes ? bytes(p.memoryBytes) : NONE); put(n.lastElementChild, ofLimit || "no limit");
   cls(n, "big " + (p.memoryLimitBytes && p.memoryBytes >= p.memoryLimitBytes ? "hot" : p.memoryLimitBytes && p.memoryBytes >= p.memoryLimitBytes * .8 ? "warm" : ""));
-  put($("own-what"), (cpu === null ? NONE : cpu.toFixed(2)) + (p.cpus ? " of " + p.cpus : "") + (p.cpus === 1 ? " processor" : " processors") + (cpu === null ? "" : ", greatest " + Math.max(cpu, greatest(value(past, "cpu"))).toFixed(2)));
+  put($("own-what"), (cpu === null ? NONE : cpu.toFixed(2)) + (p.cpus ? " of " + p.cpus : "") + (p.cpus === 1 ? " processor" : " processors") + ", greatest " + Math.max(greatest(value(past, "cpu")), cpu || 0).toFixed(2));
   const memory = value(past, "memory").concat([p.memoryBytes]).slice(-ROWS), most = Math.max(p.memoryLimitBytes, greatest(memory), 1);
   mini($("own-mini"), memory, most, bytes, true, "seats");
 }
