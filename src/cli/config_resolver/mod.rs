@@ -36,7 +36,6 @@ use crate::config;
 use crate::config::Config;
 use crate::control::ControlConfig;
 use crate::flowcontrol::controller;
-use crate::flowcontrol::controller::Enforcement;
 #[cfg(feature = "tools")]
 use crate::flowcontrol::sources::FlowcontrolSources;
 use crate::observe::admin::zpages::EffectiveConfig;
@@ -119,7 +118,7 @@ pub(super) fn resolve_policies(
             ConcurrencyPolicy::Fairness {
                 server_concurrency_limit: config.server_concurrency_limit,
                 objects: effective.into_iter().map(|one| one.object).collect(),
-                dry_run: config.enforcement == Enforcement::DryRun,
+                dry_run: config.enforcement == controller::Enforcement::DryRun,
             }
         }
     };
