@@ -207,7 +207,7 @@ async fn a_dry_run_admits_everything_and_reports_would_be_rejections() {
         "flow_schema=\"devs\"",
         "priority_level=\"devs\"",
         "reason=\"concurrency-limit\"",
-        "more=0",
+        "user=\"bob\"",
     ] {
         assert!(line.contains(part), "{line}");
     }
