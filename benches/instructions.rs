@@ -375,6 +375,7 @@ fn replay(replay: Replay) {
             certificate: None,
             trust: pipeline.trust_observer(),
             unverified_user: OnceLock::new(),
+            last_user: Default::default(),
             levers_at_start: 0,
             hold_state: HoldState::new(100),
             body_drain_slots: BodyDrainSlots::default(),

@@ -25,7 +25,7 @@ pub use crate::pipeline::dependencies::Pipeline;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderValue, Response, header, request};
 use hyper::body::Incoming;
@@ -112,6 +112,7 @@ impl Pipeline {
                 .await?;
             let effective = self.effective_user(&auth, received, trace).await?;
             let (info, user) = (&info, effective.for_limits(&auth));
+            peer.record_user(user);
             let attributes = AdmissionAttributes { info, user };
             let credential = PresentedCredential {
                 auth: &auth,
@@ -195,11 +196,26 @@ impl Pipeline {
             return false;
         }
         let (levers, _) = self.shared.levers.ending(peer.levers_at_start);
-        let moment = f64::from(peer.connection_id.to_le_bytes()[0]) / f64::from(u8::MAX);
-        let now = Clock.now();
+        let (now, moment) = (Clock.now(), peer.disconnect_moment());
         levers
             .iter()
             .any(|lever| lever.disconnects(attributes, source, now, moment))
+    }
+
+    /// After how long a lever that is newer than a connection ends it, whether or not it has a request,
+    /// by the user of its last one. `None` if none does.
+    pub(crate) fn disconnect_after(&self, peer: &Peer) -> Option<Duration> {
+        if self.shared.levers.latest() == peer.levers_at_start {
+            return None;
+        }
+        let user = peer.last_user.lock().clone()?;
+        let (levers, _) = self.shared.levers.ending(peer.levers_at_start);
+        let (now, moment, address) = (Clock.now(), peer.disconnect_moment(), peer.address.ip());
+        let mut waits = levers
+            .iter()
+            .filter_map(|lever| lever.disconnects_client_in(&user, address, now, moment));
+        let first = waits.next()?;
+        Some(waits.fold(first, Duration::min))
     }
 
     /// Completes when a lever that is newer than `seen` ends a request that has no response yet. Other

@@ -1057,6 +1057,51 @@ async fn a_disconnect_ends_connections_watches_and_tunnels_of_its_target() {
     assert!(lines.contains("system:masters"), "{lines}");
 }
 
+#[tokio::test]
+async fn a_disconnect_ends_connections_without_a_request() {
+    let mut weir = ControlledWeir::start().await;
+    let mut http2 = weir.weir.raw_http2().await;
+    let mut others = weir.weir.raw_http2().await;
+    let list = |user| {
+        let head = [
+            (":method", "GET"),
+            (":scheme", "https"),
+            (":authority", "weir"),
+            (":path", LIST),
+            user,
+        ];
+        RawFrame::request(1, &head, true)
+    };
+    for (connection, user) in [(&mut http2, ALICE), (&mut others, BOB)] {
+        connection.send(&list(user)).await;
+        weir.upstream.next_exchange().await.respond(200, "{}").await;
+        connection.next_frame_of_kind(raw_http2::HEADERS).await;
+    }
+    let mut http1 = weir.weir.raw_http1().await;
+    let request = TestRequest::get(LIST).header(ALICE.0, ALICE.1);
+    http1.send(request.to_http1()).await;
+    weir.upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(http1.read_response_head().await.status, 200);
+    let mut disconnect = lever("disconnect", json!({"users": ["alice"]}));
+    disconnect["forMs"] = 500.into();
+    weir.pull(disconnect).await;
+    let goaway = http2.next_frame_of_kind(raw_http2::GOAWAY).await;
+    assert_eq!(goaway.u32_at(4), 0, "NO_ERROR");
+    http2.wait_for_close().await;
+    http1.reader.wait_for_close().await;
+    // The connection of the other user goes on.
+    let head = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", LIST),
+        BOB,
+    ];
+    others.send(&RawFrame::request(3, &head, true)).await;
+    weir.upstream.next_exchange().await.respond(200, "{}").await;
+    others.next_frame_of_kind(raw_http2::HEADERS).await;
+}
+
 /// Runs `weir ctl` beside a weir.
 pub(crate) async fn ctl(weir: &WeirProcess, arguments: &[&str]) -> FinishedRun {
     let mut all = vec!["ctl", "--control-socket=control.sock"];

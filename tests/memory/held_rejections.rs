@@ -233,6 +233,7 @@ fn weir_handler(pipeline: &Arc<Pipeline>) -> RequestHandler {
         certificate: None,
         trust: pipeline.trust_observer(),
         unverified_user: OnceLock::new(),
+        last_user: Default::default(),
         levers_at_start: 0,
         hold_state: HoldState::new(100),
         body_drain_slots: BodyDrainSlots::default(),

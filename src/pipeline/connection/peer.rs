@@ -39,6 +39,8 @@ pub struct Peer {
     pub trust: TrustObserver<ClientTrust>,
     /// The user of requests whose tokens nothing verifies, created with the first of them.
     pub unverified_user: OnceLock<Arc<UserInfo>>,
+    /// The user of its last request that was authenticated.
+    pub last_user: Mutex<Option<Arc<UserInfo>>>,
     /// The number of the latest lever when it began.
     pub levers_at_start: u64,
     /// The `Retry-After` times that were sent on the connection.
@@ -58,6 +60,20 @@ impl Peer {
             from_trusted_proxy: self.trusted,
             unverified_user: &self.unverified_user,
             upgrade: None,
+        }
+    }
+
+    /// When in its time a lever that disconnects clients ends the connection (0 to 1): each has its
+    /// own moment.
+    pub(crate) fn disconnect_moment(&self) -> f64 {
+        f64::from(self.connection_id.to_le_bytes()[0]) / f64::from(u8::MAX)
+    }
+
+    /// Records the user of a request.
+    pub(crate) fn record_user(&self, user: &Arc<UserInfo>) {
+        let mut last = self.last_user.lock();
+        if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, user)) {
+            *last = Some(Arc::clone(user));
         }
     }
 

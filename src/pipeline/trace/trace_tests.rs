@@ -503,6 +503,7 @@ fn a_panic_is_counted_as_500_of_its_request_and_not_as_an_abort() {
         trust: TrustPublisher::new(Arc::default()).observer(),
         hold_state: HoldState::new(1),
         body_drain_slots: BodyDrainSlots::default(),
+        last_user: Default::default(),
         levers_at_start: 0,
         unverified_user: std::sync::OnceLock::new(),
     };

@@ -40,6 +40,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -247,6 +248,7 @@ fn peer(
         certificate,
         trust: context.pipeline.load().trust_observer(),
         unverified_user: OnceLock::new(),
+        last_user: Mutex::default(),
         levers_at_start: context.pipeline.load().latest_lever(),
         hold_state: HoldState::new(if is_http2(stream) {
             saturating_usize(
@@ -334,6 +336,7 @@ async fn serve_http1(
             () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
             () = context.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
             () = requests.going_away() => ClientCloseReason::Drain,
+            () = wait_for_disconnect(peer, context) => ClientCloseReason::Drain,
         }
     });
     let mut first = poll_with_rare_event(Pin::new(&mut connection), end).await;
@@ -356,6 +359,25 @@ async fn serve_http1(
     let stream = connection.into_parts().map(|parts| parts.io.into_inner());
     // Boxed, so that a connection does not reserve memory for its stream twice.
     Box::pin(finish_http1(peer, context, result, stream)).await;
+}
+
+/// Completes when a lever disconnects the client, by the user of its last request. What is in flight
+/// ends by itself.
+///
+/// # Cancel safety
+/// Nothing is lost.
+async fn wait_for_disconnect(peer: &Peer, context: &ConnectionContext) {
+    loop {
+        let mut pulled = pin!(context.worker.lever_pulled.notified());
+        // Before the look: a lever that is pulled in between wakes the connection.
+        pulled.as_mut().enable();
+        match context.pipeline.load().disconnect_after(peer) {
+            Some(Duration::ZERO) => return,
+            // Boxed: most connections do not pay for this memory. The lever may end before.
+            Some(wait) => Box::pin(tokio::time::sleep(wait)).await,
+            None => pulled.await,
+        }
+    }
 }
 
 /// Finishes a connection after the library has. `stream` is `None` if the protocol has changed. The
@@ -446,6 +468,7 @@ async fn serve_http2(
             () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
             () = context.drain.reached(close_stage) => ClientCloseReason::Drain,
             () = requests.going_away() => ClientCloseReason::Drain,
+            () = wait_for_disconnect(peer, context) => ClientCloseReason::Drain,
             end = wait_for_http2_violation(peer, monitors, &requests) => end,
         }
     });

@@ -1,5 +1,6 @@
 //! One lever: what it does to a request that matches or to the limits, and what it has done.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use crate::levers::protected::ProtectedRequesters;
 use crate::levers::setting::LeverSetting;
 use crate::levers::target::{LeverTarget, MAX_VALUES};
 use crate::throttling::token_bucket::{Rate, TokenBucket, retry_after_seconds};
+use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::numeric::saturating_u64;
 
 /// How long a lever may be in force. What is needed for longer belongs in the configuration.
@@ -484,12 +486,34 @@ impl Lever {
         now: Instant,
         moment: f64,
     ) -> bool {
-        if self.spec.action != LeverAction::Disconnect {
-            return false;
-        }
+        self.spec.action == LeverAction::Disconnect
+            && self.ends_in(attributes, source, now, 1.0).is_some()
+            && self.wait_for(moment, now).is_zero()
+    }
+
+    /// After how long the connection of a client is to end on which there may be no request, by the
+    /// user of its last one and its `moment`. `None` if it stays.
+    #[must_use]
+    pub fn disconnects_client_in(
+        &self,
+        user: &UserInfo,
+        address: IpAddr,
+        now: Instant,
+        moment: f64,
+    ) -> Option<Duration> {
+        let spared = self.spec.spared.as_ref();
+        let is_aimed = self.spec.action == LeverAction::Disconnect
+            && now < self.ends_at
+            && self.spec.target.matches_client(user, address)
+            && !spared.is_some_and(|spared| spared.is_protected(user));
+        is_aimed.then(|| self.wait_for(moment, now))
+    }
+
+    /// The time until a `moment` (0 to 1) of the first half of the lever's time.
+    fn wait_for(&self, moment: f64, now: Instant) -> Duration {
+        let elapsed = self.spec.duration.saturating_sub(self.remaining(now));
         let wait = self.spec.duration.mul_f64(moment.clamp(0.0, 1.0) / 2.0);
-        let rest = self.ends_in(attributes, source, now, 1.0);
-        rest.is_some_and(|rest| rest.saturating_add(wait) <= self.spec.duration)
+        wait.saturating_sub(elapsed)
     }
 
     /// Decides about a request. Returns whether it counts as in flight until

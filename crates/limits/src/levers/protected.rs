@@ -59,7 +59,9 @@ impl ProtectedRequesters {
         self.is_protected(attributes.user) || is_probe(attributes.info)
     }
 
-    fn is_protected(&self, user: &UserInfo) -> bool {
+    /// Whether a requester is protected.
+    #[must_use]
+    pub(super) fn is_protected(&self, user: &UserInfo) -> bool {
         if user.is_unverified() {
             return false; // weir does not know whose it is
         }

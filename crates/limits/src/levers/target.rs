@@ -351,6 +351,17 @@ impl LeverTarget {
             && any(&self.sources, |range| range.contains(source.address))
     }
 
+    /// Whether all requests of a client match, whatever they are: by its user and its address.
+    #[must_use]
+    pub fn matches_client(&self, user: &UserInfo, address: IpAddr) -> bool {
+        self.user_agents.is_empty()
+            && self.namespaces.is_empty()
+            && self.resources.is_empty()
+            && self.verbs.is_empty()
+            && self.matches_user(user)
+            && any(&self.sources, |range| range.contains(address))
+    }
+
     /// A client whose token nothing has verified has no user that a target could name.
     fn matches_user(&self, user: &UserInfo) -> bool {
         if !self.names_users() {

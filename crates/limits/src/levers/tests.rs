@@ -642,7 +642,56 @@ fn a_disconnect_rejects_nothing_and_spreads_the_ends_of_what_is_open() {
     assert!(ask("alice", 5, 1.0).1);
     assert_eq!(ask("bob", 5, 0.0), (None, false));
     assert_eq!(ask("alice", 10, 0.0), (None, false), "it is over");
+    // The same of a connection that may have no request.
+    let client = |name: &str, after: u32, moment: f64| {
+        let user = UserInfo {
+            name: name.to_owned(),
+            ..UserInfo::default()
+        };
+        let address = [10, 0, 0, 1].into();
+        lever.disconnects_client_in(&user, address, now + after * SECOND, moment)
+    };
+    assert_eq!(client("alice", 0, 0.5), Some(SECOND * 5 / 2));
+    assert_eq!(client("alice", 3, 0.5), Some(Duration::ZERO));
+    assert_eq!(client("bob", 5, 0.0), None);
+    assert_eq!(client("alice", 10, 0.0), None, "it is over");
     assert!(!lever.is_undone());
     levers.undo(lever.id);
     assert!(lever.is_undone());
+}
+
+#[test]
+fn a_client_is_disconnected_by_its_user_and_address_and_by_nothing_of_a_request() {
+    let is_aimed = |target: serde_json::Value, groups: &[&str]| {
+        let mut spec = spec(LeverAction::Disconnect, "a*", MINUTE);
+        spec.target = serde_json::from_value(target).unwrap();
+        let (mut levers, now) = (LeverSet::default(), Instant::now());
+        let lever = levers.pull(now, spec).unwrap();
+        let user = UserInfo {
+            name: "alice".to_owned(),
+            groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+            ..UserInfo::default()
+        };
+        let wait = lever.disconnects_client_in(&user, [10, 0, 0, 1].into(), now, 0.0);
+        wait.is_some()
+    };
+    for (target, expected) in [
+        (serde_json::json!({"users": ["alice"]}), true),
+        (serde_json::json!({"groups": ["dev"]}), true),
+        (serde_json::json!({"sources": ["10.0.0.0/8"]}), true),
+        (serde_json::json!({"sources": ["192.0.2.1"]}), false),
+        (
+            serde_json::json!({"users": ["alice"], "verbs": ["get"]}),
+            false,
+        ),
+        (serde_json::json!({"userAgents": ["a*"]}), false),
+        (serde_json::json!({"namespaces": ["web"]}), false),
+        (serde_json::json!({"resources": ["pods"]}), false),
+    ] {
+        assert_eq!(is_aimed(target.clone(), &["dev"]), expected, "{target}");
+        assert!(
+            !is_aimed(target, &["dev", "system:masters"]),
+            "it is spared"
+        );
+    }
 }
