@@ -49,6 +49,7 @@ pub struct EventLimitCharge<'e> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub needs: Option<&'static str>,
     /// Whether the limits of events only count.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
 }
 

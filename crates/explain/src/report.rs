@@ -168,6 +168,7 @@ pub struct FlowSchemaMatchReport<'e> {
     /// Whether the level is exempt.
     pub exempt: bool,
     /// Whether an annotation of the schema or of its level says that it only counts.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
     /// What distinguishes the flow within the schema. Empty if nothing does.
     pub flow_distinguisher: RequestBytes<'e>,
