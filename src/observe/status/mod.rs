@@ -1,5 +1,5 @@
 //! The status page's data: a [snapshot](snapshot::StatusSnapshot) of weir's state, live and over
-//! the last 15 minutes. What hurts clients most is said once, here, by the [headline]: the page, `weir
+//! the last 15 minutes. What hurts clients most is said once, here, by the [headline](mod@headline): the page, `weir
 //! top` and `weir status` show the same words.
 //!
 //! weir keeps the history itself, so that a page that is opened during an incident shows how it
