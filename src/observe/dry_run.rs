@@ -1,4 +1,4 @@
-//! Whom limits hit that only count: a metric, and the users that they hit most.
+//! Counts the requests that limits in a dry run would have rejected, and names the users with most of them.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

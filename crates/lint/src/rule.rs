@@ -158,7 +158,7 @@ rules! {
         "A client whose token nothing has verified is `system:anonymous` to limits and policies, so a denial by name, group or service account misses it. Give weir credentials that may create TokenReviews, or deny where users are authorized: RBAC, a ValidatingAdmissionPolicy, an authorizer webhook.";
     PolicyHitsControlPlane, Warning, "policy-hits-control-plane",
         "A policy denies, rejects or limits requests that keep the cluster alive.",
-        "Tried are heartbeats and status of nodes, leader election, the scheduler's bindings, reviews of tokens and accesses, controllers of kube-system, and an administrator of `system:masters` who looks at a namespace. Policies spare nobody by themselves: name the clients that are meant, or add a condition, for example `!('system:nodes' in request.groups)`.";
+        "Each policy is tried with heartbeats and status of nodes, leader election, the scheduler's bindings, reviews of tokens and accesses, controllers of kube-system, and an administrator of `system:masters` who looks at a namespace. Policies spare nobody by themselves: name the clients that are meant, or add a condition, for example `!('system:nodes' in request.groups)`.";
     PolicyEnded, Warning, "policy-ended",
         "The time of a policy's `until` has passed: it does nothing.",
         "Remove it, or set another time.";

@@ -16,7 +16,7 @@ use crate::observe::status::snapshot::{
 };
 use weir_kubernetes::numeric::to_f64;
 
-/// A shorter wait (99 of 100 requests) hurts nobody, in seconds.
+/// If 99 of 100 requests wait less than this, no client is hurt. In seconds.
 const SHORT_WAIT: f64 = 0.1;
 
 /// A longer one is critical, in seconds: a third of the 15 s after which a request is rejected, as in

@@ -1,10 +1,9 @@
 //! A connection: the TLS handshake, and HTTP/1.1 or HTTP/2 until the connection ends.
 
-use crate::server::connection_control::ConnectionControl;
 use crate::server::faulty;
 use crate::server::framed_stream::FramedStream;
 use crate::server::handler_future::HandlerFuture;
-use crate::server::serve::serve_request;
+use crate::server::serve::{ConnectionControl, serve_request};
 use crate::serving::fault::{ConnectionEnd, Fault, FaultState};
 use crate::serving::handler_scheduler::HandlerScheduler;
 use crate::state::ServerState;

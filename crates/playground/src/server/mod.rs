@@ -40,7 +40,6 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 mod connection;
-mod connection_control;
 mod faulty;
 mod framed_stream;
 mod handler_future;

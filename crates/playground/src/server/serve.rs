@@ -5,7 +5,6 @@ use crate::auth::authentication::{ClientCertificateResult, Unauthorized};
 use crate::auth::user::ApiUser;
 use crate::objects::seed;
 use crate::request::{ApiRoute, QueryParameters};
-use crate::server::connection_control::ConnectionControl;
 use crate::server::{faulty, unread_body};
 use crate::serving::fairness::{ClassificationUids, TooManyRequests};
 use crate::serving::handler_scheduler::HandlerSlot;
@@ -19,8 +18,18 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Versi
 use http_body::Body;
 use hyper::body::Incoming;
 use std::sync::Arc;
+use tokio::sync::Notify;
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+
+/// What a request asks of its connection.
+#[derive(Debug, Default)]
+pub(super) struct ConnectionControl {
+    /// To end gracefully.
+    pub(super) close: Notify,
+    /// To end at once.
+    pub(super) reset: Notify,
+}
 
 /// Serves one request: authentication, then its admission and execution, then the headers that
 /// every response has.

@@ -110,7 +110,7 @@ async fn a_dispatched_request_reports_nothing() {
     drop(second);
     advance(20_000 * MS).await;
     assert_eq!(*reported.lock(), []);
-    assert_eq!(Arc::strong_count(&reported), 1, "nobody will");
+    assert_eq!(Arc::strong_count(&reported), 1, "the report is dropped");
 }
 
 /// With this annotation by weir.
