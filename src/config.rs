@@ -30,12 +30,12 @@ use crate::replicas::config::ReplicaConfig;
 use crate::server::settings::ServingConfig;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
-use crate::x509::CertificatePool;
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::document::SourceLocation;
 use weir_limits::max_in_flight;
 use weir_limits::rate;
 use weir_limits::shared_limits::server::SharedLimitsConfig;
+use weir_x509::CertificatePool;
 
 /// The configuration of `weir serve`.
 #[derive(Clone, Debug)]

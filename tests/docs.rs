@@ -515,7 +515,7 @@ fn upstream_config() -> weir::upstream::UpstreamConfig {
     weir::upstream::UpstreamConfig {
         servers: vec![ServerAddress::new(authority, name)],
         endpoint_slices: false,
-        roots: weir::x509::CertificatePool::default(),
+        roots: weir_x509::CertificatePool::default(),
         front_proxy: None,
         max_http2_connections: 1,
         protocol: weir::upstream::UpstreamProtocol::Auto,

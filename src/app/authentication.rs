@@ -18,9 +18,9 @@ use crate::identity::{
     TokenAuthenticator, TokenFile, tokens,
 };
 use crate::upstream::forward::external_client::ExternalClient;
-use crate::x509::CertificatePool;
 use crate::{config, upstream};
 use weir_base::metrics::Registry;
+use weir_x509::CertificatePool;
 
 /// The authenticator, what decides impersonations, and the names of the identity headers.
 pub(super) struct AuthComponents {

@@ -23,7 +23,7 @@ use crate::identity::tokens::token_cache::STALE_IF_ERROR;
 use crate::identity::transport::{
     ApiTransport, RemoteError, RemoteFuture, RemoteRequest, RemoteResponse, UrlFetcher,
 };
-use crate::x509::CertificatePool;
+use weir_x509::CertificatePool;
 
 mod replacement;
 mod signature;

@@ -6,7 +6,7 @@ use aws_lc_rs::signature::{
 };
 use rustls_pki_types::{AlgorithmIdentifier, alg_id};
 
-use crate::x509::der::{Der, NULL, OBJECT_IDENTIFIER, SEQUENCE, constructed};
+use crate::der::{Der, NULL, OBJECT_IDENTIFIER, SEQUENCE, constructed};
 
 /// Object identifiers, in DER.
 const RSA_ENCRYPTION: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 13, 1, 1, 1];
@@ -183,8 +183,8 @@ fn is_dsa_key(parameters: &[u8], key: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::x509::der::encode as der;
-    use crate::x509::der::{BIT_STRING, INTEGER};
+    use crate::der::encode as der;
+    use crate::der::{BIT_STRING, INTEGER};
 
     /// The contents of the `SubjectPublicKeyInfo`.
     fn rsa_key(modulus: &[u8], exponent: &[u8]) -> Vec<u8> {

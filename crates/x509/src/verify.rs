@@ -13,8 +13,8 @@ use std::time::SystemTime;
 use rustls::DistinguishedName;
 use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm};
 
-use crate::x509::certificate::{Certificate, ParseError};
-use crate::x509::constraints::ComparisonBudget;
+use crate::certificate::{Certificate, ParseError};
+use crate::constraints::ComparisonBudget;
 
 /// How many signatures are checked for one certificate at most (Go's `maxChainSignatureChecks`).
 /// One takes up to a millisecond.
@@ -25,7 +25,7 @@ const ANY_PURPOSE: &[u8] = &[0x55, 0x1d, 0x25, 0];
 
 /// What a certificate is presented for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub enum Purpose {
     /// `id-kp-clientAuth`.
     ClientAuth,
     /// `id-kp-serverAuth`.
@@ -50,7 +50,7 @@ impl CertificatePool {
     ///
     /// # Errors
     /// One cannot be parsed: which, from 0, and why.
-    pub(crate) fn new<D: AsRef<[u8]>>(
+    pub fn new<D: AsRef<[u8]>>(
         certificates: impl IntoIterator<Item = D>,
     ) -> Result<Self, (usize, ParseError)> {
         let numbered = certificates.into_iter().enumerate();
@@ -84,30 +84,30 @@ impl CertificatePool {
 
     /// Whether there is none.
     #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// How many there are.
     #[must_use]
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Whether both have a certificate in common.
     #[must_use]
-    pub(crate) fn intersects(&self, other: &Self) -> bool {
+    pub fn intersects(&self, other: &Self) -> bool {
         self.0.iter().any(|certificate| other.contains(certificate))
     }
 
     /// The certificates.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Certificate> {
+    pub fn iter(&self) -> impl Iterator<Item = &Certificate> {
         self.0.iter()
     }
 
     /// The subjects, which a server sends as hints.
     #[must_use]
-    pub(crate) fn subjects(&self) -> Vec<DistinguishedName> {
+    pub fn subjects(&self) -> Vec<DistinguishedName> {
         let subjects = self
             .0
             .iter()
@@ -135,15 +135,16 @@ impl Eq for CertificatePool {}
 
 /// Why no path is accepted.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct VerifyError {
-    pub(crate) reason: Reason,
+pub struct VerifyError {
+    /// The last one found.
+    pub reason: Reason,
     /// Whether a certificate that is not valid at this time was among the reasons.
-    pub(crate) depends_on_time: bool,
+    pub depends_on_time: bool,
 }
 
 /// The last reason found. The texts are Go's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub enum Reason {
     /// The certificate or an issuer has expired.
     Expired,
     /// A certificate cannot be parsed.
@@ -218,19 +219,24 @@ impl From<ParseError> for VerifyError {
 
 /// A certificate that is verified.
 #[derive(Debug)]
-pub(crate) struct VerifiedCertificate {
-    pub(crate) leaf: Certificate,
+pub struct VerifiedCertificate {
+    /// The peer's own.
+    pub leaf: Certificate,
     /// Until when: the earliest end of validity in the path that was found.
-    pub(crate) not_after: SystemTime,
+    pub not_after: SystemTime,
 }
 
 /// What a path is searched with.
 #[derive(Clone, Copy)]
-pub(crate) struct PathVerifier<'a> {
-    pub(crate) roots: &'a CertificatePool,
-    pub(crate) algorithms: &'a [&'static dyn SignatureVerificationAlgorithm],
-    pub(crate) purpose: Purpose,
-    pub(crate) now: SystemTime,
+pub struct PathVerifier<'a> {
+    /// Where a path may end.
+    pub roots: &'a CertificatePool,
+    /// How signatures may have been made.
+    pub algorithms: &'a [&'static dyn SignatureVerificationAlgorithm],
+    /// What every certificate of the path must be for.
+    pub purpose: Purpose,
+    /// When all of them must be valid.
+    pub now: SystemTime,
 }
 
 impl PathVerifier<'_> {
@@ -238,7 +244,7 @@ impl PathVerifier<'_> {
     ///
     /// # Errors
     /// One of them cannot be parsed, or no path to a trusted certificate is valid.
-    pub(crate) fn verify(
+    pub fn verify(
         &self,
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],

@@ -2,18 +2,18 @@
 
 use std::net::IpAddr;
 
-use crate::x509::certificate::Certificate;
+use crate::certificate::Certificate;
 
 impl Certificate {
     /// Whether the certificate is valid for an IP address.
-    pub(crate) fn is_for_address(&self, address: IpAddr) -> bool {
+    pub fn is_for_address(&self, address: IpAddr) -> bool {
         let names = self.extensions.alternative_names.as_ref();
         let wanted = address.to_canonical();
         names.is_some_and(|names| names.addresses.contains(&wanted))
     }
 
     /// Whether the certificate is valid for a host name. The common name does not count.
-    pub(crate) fn is_for_name(&self, host: &str) -> bool {
+    pub fn is_for_name(&self, host: &str) -> bool {
         let host = host.to_ascii_lowercase();
         let valid = is_host_name(host.strip_suffix('.').unwrap_or(&host), false);
         self.dns_names().iter().any(|pattern| {

@@ -7,7 +7,7 @@
 
 use std::net::IpAddr;
 
-use crate::x509::der::{Der, SEQUENCE, constructed, context};
+use crate::der::{Der, SEQUENCE, constructed, context};
 
 /// How many comparisons are made for one path at most: a certificate may have thousands of names,
 /// and an issuer thousands of constraints. Go up to 1.25 makes as many for each issuer

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::x509::der::{
+use crate::der::{
     BIT_STRING, BOOLEAN, Der, Element, GENERALIZED_TIME, INTEGER, OBJECT_IDENTIFIER, SEQUENCE, SET,
     UTC_TIME,
 };

@@ -9,65 +9,63 @@ use std::time::SystemTime;
 
 use rustls_pki_types::{AlgorithmIdentifier, InvalidSignature, SignatureVerificationAlgorithm};
 
-use crate::x509::constraints::{
-    AlternativeNames, NameConstraints, ia5_string, ip_address, is_domain,
-};
-use crate::x509::der::{
+use crate::constraints::{AlternativeNames, NameConstraints, ia5_string, ip_address, is_domain};
+use crate::der::{
     BOOLEAN, Der, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, SEQUENCE, constructed, context,
     is_object_identifier,
 };
-use crate::x509::name::parse_name;
-use crate::x509::{keys, uri};
+use crate::name::parse_name;
+use crate::{keys, uri};
 
 /// The part of a certificate that Go does not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("x509: malformed {0}")]
-pub(crate) struct ParseError(&'static str);
+pub struct ParseError(&'static str);
 
 /// A certificate: what its verification needs.
-pub(crate) struct Certificate {
-    pub(super) raw: Box<[u8]>,
+pub struct Certificate {
+    pub(crate) raw: Box<[u8]>,
     /// What its issuer has signed.
-    pub(super) signed: Box<[u8]>,
+    pub(crate) signed: Box<[u8]>,
     /// 1 to 3.
-    pub(super) version: u8,
-    pub(super) issuer: Box<[u8]>,
-    pub(super) subject: Box<[u8]>,
-    pub(super) not_before: SystemTime,
-    pub(super) not_after: SystemTime,
+    pub(crate) version: u8,
+    pub(crate) issuer: Box<[u8]>,
+    pub(crate) subject: Box<[u8]>,
+    pub(crate) not_before: SystemTime,
+    pub(crate) not_after: SystemTime,
     /// The contents of the DER of the key with its algorithm.
-    pub(super) public_key_info: Box<[u8]>,
-    pub(super) public_key: Box<[u8]>,
+    pub(crate) public_key_info: Box<[u8]>,
+    pub(crate) public_key: Box<[u8]>,
     /// `None` for an algorithm that is not supported.
-    pub(super) key_algorithm: Option<AlgorithmIdentifier>,
-    pub(super) signature_algorithm: Option<AlgorithmIdentifier>,
-    pub(super) signature: Box<[u8]>,
-    pub(super) extensions: Extensions,
+    pub(crate) key_algorithm: Option<AlgorithmIdentifier>,
+    pub(crate) signature_algorithm: Option<AlgorithmIdentifier>,
+    pub(crate) signature: Box<[u8]>,
+    pub(crate) extensions: Extensions,
 }
 
 /// The extensions of a certificate. Versions 1 and 2 have none.
 #[derive(Debug, Default)]
-pub(super) struct Extensions {
+pub(crate) struct Extensions {
     /// Whether the key may sign certificates. `None` if any use is allowed.
-    pub(super) may_sign_certificates: Option<bool>,
-    pub(super) basic_constraints: Option<BasicConstraints>,
-    pub(super) subject_key_id: Vec<u8>,
-    pub(super) authority_key_id: Vec<u8>,
+    pub(crate) may_sign_certificates: Option<bool>,
+    pub(crate) basic_constraints: Option<BasicConstraints>,
+    pub(crate) subject_key_id: Vec<u8>,
+    pub(crate) authority_key_id: Vec<u8>,
     /// The DER of the extended key usages. Empty for any.
-    pub(super) purposes: Vec<Vec<u8>>,
-    pub(super) alternative_names: Option<AlternativeNames>,
-    pub(super) name_constraints: Option<NameConstraints>,
+    pub(crate) purposes: Vec<Vec<u8>>,
+    pub(crate) alternative_names: Option<AlternativeNames>,
+    pub(crate) name_constraints: Option<NameConstraints>,
     /// Whether policies decide about a path: one is required, or mapped to or from any policy, which
     /// is not allowed.
-    pub(super) needs_policies: bool,
+    pub(crate) needs_policies: bool,
     /// Whether a critical extension is not known.
-    pub(super) has_unknown_critical: bool,
+    pub(crate) has_unknown_critical: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BasicConstraints {
-    pub(super) is_ca: bool,
-    pub(super) max_path_len: Option<u64>,
+pub(crate) struct BasicConstraints {
+    pub(crate) is_ca: bool,
+    pub(crate) max_path_len: Option<u64>,
 }
 
 impl Certificate {
@@ -75,7 +73,7 @@ impl Certificate {
     ///
     /// # Errors
     /// Go does not accept the certificate.
-    pub(crate) fn parse(der: &[u8]) -> Result<Self, ParseError> {
+    pub fn parse(der: &[u8]) -> Result<Self, ParseError> {
         let mut input = Der::new(der);
         let whole = input.element(SEQUENCE).filter(|_| input.is_empty());
         let mut outer = whole
@@ -135,29 +133,29 @@ impl Certificate {
     }
 
     /// The DER of the whole certificate.
-    pub(crate) const fn der(&self) -> &[u8] {
+    pub const fn der(&self) -> &[u8] {
         &self.raw
     }
 
     /// The DER of the subject.
-    pub(crate) const fn subject(&self) -> &[u8] {
+    pub const fn subject(&self) -> &[u8] {
         &self.subject
     }
 
     /// The contents of the `SubjectPublicKeyInfo`.
-    pub(crate) const fn public_key_info(&self) -> &[u8] {
+    pub const fn public_key_info(&self) -> &[u8] {
         &self.public_key_info
     }
 
     /// Whether it is a CA. One of version 1 or 2 has no extension to say so.
-    pub(super) fn is_ca(&self) -> bool {
+    pub(crate) fn is_ca(&self) -> bool {
         let constraints = self.extensions.basic_constraints;
         constraints.map_or(self.version < 3, |constraints| constraints.is_ca)
     }
 
     /// Why the certificate, if it is trusted, is the issuer of no other, whatever the time. `None` if
     /// it can be.
-    pub(crate) fn issuing_defect(&self) -> Option<&'static str> {
+    pub fn issuing_defect(&self) -> Option<&'static str> {
         let extensions = &self.extensions;
         if !self.is_ca() {
             Some("its basic constraints do not say CA:TRUE")
@@ -174,7 +172,7 @@ impl Certificate {
 
     /// Whether the key can make signatures that the TLS library verifies. Go does not accept clients
     /// with another one.
-    pub(crate) const fn can_sign(&self) -> bool {
+    pub const fn can_sign(&self) -> bool {
         self.key_algorithm.is_some()
     }
 
@@ -183,7 +181,7 @@ impl Certificate {
     ///
     /// # Errors
     /// The key did not make the signature, or none of the algorithms verifies such keys.
-    pub(crate) fn verify_signature(
+    pub fn verify_signature(
         &self,
         algorithms: &[&'static dyn SignatureVerificationAlgorithm],
         message: &[u8],
@@ -197,12 +195,12 @@ impl Certificate {
     }
 
     /// The end of its validity.
-    pub(crate) const fn not_after(&self) -> SystemTime {
+    pub const fn not_after(&self) -> SystemTime {
         self.not_after
     }
 
     /// The common names of the subject that are strings.
-    pub(crate) fn common_names(&self) -> Vec<String> {
+    pub fn common_names(&self) -> Vec<String> {
         const COMMON_NAME: &[u8] = &[0x55, 4, 3];
         let attributes = parse_name(&self.subject).unwrap_or_default();
         let common = attributes.iter().filter(|found| found.kind == COMMON_NAME);
@@ -212,7 +210,7 @@ impl Certificate {
     }
 
     /// The DNS names among the subject's alternative names.
-    pub(crate) fn dns_names(&self) -> &[String] {
+    pub fn dns_names(&self) -> &[String] {
         let names = &self.extensions.alternative_names;
         names.as_ref().map_or(&[], |names| &names.dns)
     }

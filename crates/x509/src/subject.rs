@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-use crate::x509::name::parse_name;
+use crate::name::parse_name;
 
 /// The DER of object identifiers: 2.5.4.3, 2.5.4.10, and the attribute with the uid,
 /// 1.3.6.1.4.1.57683.2 (feature gate `AllowParsingUserUIDFromCertAuth`, on since 1.33).
@@ -17,17 +17,17 @@ const UID: &[u8] = &[0x2b, 6, 1, 4, 1, 0x83, 0xc2, 0x53, 2];
 
 /// The part of a subject that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SubjectError(pub(super) &'static str);
+pub struct SubjectError(pub &'static str);
 
 /// The attributes of a subject that Kubernetes uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CertificateSubject<'c> {
+pub struct CertificateSubject<'c> {
     /// The last common name. Empty if there is none.
-    pub(super) common_name: Cow<'c, str>,
+    pub common_name: Cow<'c, str>,
     /// All organizations, in order.
-    pub(super) organizations: Vec<Cow<'c, str>>,
+    pub organizations: Vec<Cow<'c, str>>,
     /// All uids. `None` for one that is not a string.
-    pub(super) uids: Vec<Option<Cow<'c, str>>>,
+    pub uids: Vec<Option<Cow<'c, str>>>,
 }
 
 impl<'c> CertificateSubject<'c> {
@@ -35,7 +35,7 @@ impl<'c> CertificateSubject<'c> {
     ///
     /// # Errors
     /// The structure is invalid, or a common name or an organization cannot be read.
-    pub(crate) fn parse(name: &'c [u8]) -> Result<Self, SubjectError> {
+    pub fn parse(name: &'c [u8]) -> Result<Self, SubjectError> {
         let mut subject = Self::default();
         for attribute in parse_name(name).ok_or(SubjectError("structure"))? {
             subject.add_attribute(attribute.kind, attribute.text())?;
@@ -64,9 +64,9 @@ impl<'c> CertificateSubject<'c> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::x509::der::encode as der;
-    use crate::x509::der::{OBJECT_IDENTIFIER, SEQUENCE, SET};
-    use crate::x509::name::{
+    use crate::der::encode as der;
+    use crate::der::{OBJECT_IDENTIFIER, SEQUENCE, SET};
+    use crate::name::{
         BMP_STRING, IA5_STRING, NUMERIC_STRING, PRINTABLE_STRING, T61_STRING, UTF8_STRING,
     };
 

@@ -12,7 +12,7 @@ use rustls::{
 };
 use rustls_pki_types::CertificateDer;
 
-use crate::x509::Certificate;
+use crate::Certificate;
 
 /// Checks the peer's signature of a handshake of this version, by the key of its certificate.
 ///
@@ -20,7 +20,7 @@ use crate::x509::Certificate;
 ///
 /// # Errors
 /// The signature is not valid, or the certificate cannot be parsed.
-pub(crate) fn verify_handshake_signature(
+pub fn verify_handshake_signature(
     version: ProtocolVersion,
     message: &[u8],
     certificate: &CertificateDer<'_>,
@@ -57,6 +57,7 @@ const fn is_pkcs1(scheme: SignatureScheme) -> bool {
 
 /// The methods of `ClientCertVerifier` or `ServerCertVerifier` for signatures. The verifier has its
 /// provider's algorithms in the field `algorithms`.
+#[macro_export]
 macro_rules! verify_handshake_signatures {
     () => {
         fn verify_tls12_signature(
@@ -67,13 +68,7 @@ macro_rules! verify_handshake_signatures {
         ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
             let version = rustls::ProtocolVersion::TLSv1_2;
             let algorithms = &self.algorithms;
-            crate::tls::verify_handshake_signature(
-                version,
-                message,
-                certificate,
-                signature,
-                algorithms,
-            )
+            $crate::verify_handshake_signature(version, message, certificate, signature, algorithms)
         }
 
         fn verify_tls13_signature(
@@ -84,13 +79,7 @@ macro_rules! verify_handshake_signatures {
         ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
             let version = rustls::ProtocolVersion::TLSv1_3;
             let algorithms = &self.algorithms;
-            crate::tls::verify_handshake_signature(
-                version,
-                message,
-                certificate,
-                signature,
-                algorithms,
-            )
+            $crate::verify_handshake_signature(version, message, certificate, signature, algorithms)
         }
 
         fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
@@ -98,5 +87,3 @@ macro_rules! verify_handshake_signatures {
         }
     };
 }
-
-pub(crate) use verify_handshake_signatures;

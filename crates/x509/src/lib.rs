@@ -8,13 +8,18 @@
 
 mod certificate;
 mod constraints;
-pub(crate) mod der;
+mod der;
+mod handshake;
 mod hostname;
 mod keys;
-pub(crate) mod name;
+mod name;
+mod subject;
 mod uri;
 mod verify;
 
-pub(crate) use certificate::Certificate;
-pub use verify::CertificatePool;
-pub(crate) use verify::{PathVerifier, Purpose, Reason, VerifiedCertificate, VerifyError};
+pub use certificate::{Certificate, ParseError};
+pub use handshake::verify_handshake_signature;
+pub use subject::{CertificateSubject, SubjectError};
+pub use verify::{
+    CertificatePool, PathVerifier, Purpose, Reason, VerifiedCertificate, VerifyError,
+};
