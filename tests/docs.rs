@@ -35,8 +35,7 @@ use weir::limits::upgrade_rate::{
 };
 use weir::limits::watch_starts;
 use weir::limits::watch_starts::{MAX_STARTING, WatchStarts};
-use weir::observe::alarms::board::AlarmMetric;
-use weir::observe::alarms::list::KINDS;
+use weir::observe::alarm_board::AlarmMetric;
 use weir::observe::info_metrics::InfoMetrics;
 use weir::observe::logging::non_blocking::DroppedLineCounter;
 use weir::observe::process_metrics::HandoverMetrics;
@@ -76,6 +75,7 @@ use weir_limits::throttling::read_spacing::{INEFFECTIVE_FRAMES_PER_RESET, READ_I
 use weir_limits::throttling::reconnect_backoff::{BACKOFF, CONNECT_INTERVAL};
 use weir_lint::rule::Rule;
 use weir_playground::Fault;
+use weir_status::alarms::KINDS;
 
 /// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would grant
 /// nothing.

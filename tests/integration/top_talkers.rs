@@ -6,7 +6,7 @@ use ::weir::config::{AdmissionConfig, Config, FlowcontrolConfig};
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::identity::jwt::KeySet;
-use ::weir::observe::top_talkers::{TalkerRow, TopTalkersReport};
+use ::weir_talkers::{TalkerRow, TopTalkersReport};
 
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;

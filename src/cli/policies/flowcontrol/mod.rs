@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
 
+use crate::cli::admin_client;
+use crate::cli::admin_client::AdminUrl;
 use crate::cli::flags::LoggingFormat;
 use crate::cli::process::exit::{exit_with_failure, print_stdout};
-use crate::cli::top::client;
-use crate::cli::top::client::AdminUrl;
 use weir_kubernetes::encoding::printable::escape_json;
 
 /// The objects in force, on the admin listener.
@@ -71,7 +71,7 @@ fn show(args: &ShowArgs) -> Result<String, String> {
         .enable_all()
         .build()
         .map_err(|why| why.to_string())?;
-    let objects = runtime.block_on(client::fetch_json(&args.admin, OBJECTS_PATH))?;
+    let objects = runtime.block_on(admin_client::fetch_json(&args.admin, OBJECTS_PATH))?;
     Ok(render(&objects, args.output))
 }
 

@@ -14,12 +14,12 @@ use clap::Args;
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 
+use crate::cli::admin_client;
+use crate::cli::admin_client::AdminUrl;
 use crate::cli::flags::LoggingFormat;
 use crate::cli::policies::record::output::{RecordOutput, StreamEnd};
 use crate::cli::process::exit::exit_with_failure;
 use crate::cli::process::signals;
-use crate::cli::top::client;
-use crate::cli::top::client::AdminUrl;
 use crate::flag_values::parse_positive_duration;
 use crate::observe::admin::RECORD_PATH;
 use crate::observe::logging::recording::PseudonymKey;
@@ -78,7 +78,7 @@ async fn record(args: &RecordArgs) -> Result<String, String> {
     } else {
         ""
     };
-    let body = client::open_stream(&args.admin, &format!("{RECORD_PATH}{query}")).await;
+    let body = admin_client::open_stream(&args.admin, &format!("{RECORD_PATH}{query}")).await;
     let mut body = body.map_err(|why| format!("{}: {why}", args.admin))?;
     let mut output = RecordOutput::open(&args.output, args.max_size, pseudonyms)
         .map_err(|why| format!("{}: {why}", args.output.display()))?;
