@@ -24,7 +24,7 @@ use crate::cli::flags::LoggingFormat;
 use crate::cli::name_parser::name_parser;
 use crate::cli::process::exit::{exit_with_failure, exit_with_usage_error};
 use crate::cli::process::signals;
-use crate::replicas::message::check_name;
+use weir_agreement::message::check_name;
 use weir_status::replica_view::ALL_REPLICAS;
 use weir_talkers::{Dimension, UsageMeasure, Window};
 use weir_top::model::{KeyOutcome, TopModel};

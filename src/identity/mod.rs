@@ -17,7 +17,6 @@ pub(crate) mod accepted_tokens;
 pub(crate) mod bearer_token;
 pub mod client_certificate;
 pub mod impersonation;
-pub mod jwt;
 pub mod request_header;
 pub mod review_queue;
 pub(crate) mod self_subject_review;

@@ -11,14 +11,14 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntGaugeVec, Opts};
 
 use crate::limits::total_finder::TotalFinder;
-use crate::observe::process_metrics::open_files;
 use crate::observe::readiness::Readiness;
-use crate::replicas::message::POOL_NAMES;
 use crate::replicas::state::ReplicaReport;
 use crate::upstream::servers::server_set::ServerSnapshot;
 use crate::upstream::tls;
+use weir_agreement::message::POOL_NAMES;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
+use weir_base::process_metrics::open_files;
 use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
 use weir_status::alarms;
 use weir_status::alarms::{

@@ -4,12 +4,9 @@
 pub mod admin;
 pub mod alarm_board;
 pub mod audit;
-mod background_writer;
-mod client_text;
 pub mod dry_run;
 pub mod info_metrics;
 pub mod logging;
-pub mod process_metrics;
 pub mod readiness;
 pub mod spans;
 pub(crate) mod status;

@@ -16,7 +16,7 @@ const KIND: &str = "Policy";
 
 /// The amount that is logged of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AuditLevel {
+pub enum AuditLevel {
     /// Nothing is logged.
     None,
     /// Everything but bodies is logged.
@@ -26,7 +26,7 @@ pub(crate) enum AuditLevel {
 impl AuditLevel {
     /// The name in events and metrics.
     #[must_use]
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::None => "None",
             Self::Metadata => "Metadata",
@@ -36,7 +36,7 @@ impl AuditLevel {
 
 /// The stage of a request at which an event is generated. In this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AuditStage {
+pub enum AuditStage {
     /// The request has arrived.
     RequestReceived,
     /// The response headers are sent, the body is not. Long-running requests only.
@@ -57,7 +57,7 @@ impl AuditStage {
 
     /// The name in events and policies.
     #[must_use]
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::RequestReceived => "RequestReceived",
             Self::ResponseStarted => "ResponseStarted",
@@ -69,16 +69,16 @@ impl AuditStage {
 
 /// The policy's decision about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RequestAuditConfig<'a> {
+pub struct RequestAuditConfig<'a> {
     /// The amount that is logged.
-    pub(crate) level: AuditLevel,
+    pub level: AuditLevel,
     omit_stages: [&'a [AuditStage]; 2],
 }
 
 impl RequestAuditConfig<'_> {
     /// Whether an event is generated at `stage`.
     #[must_use]
-    pub(crate) fn includes(&self, stage: AuditStage) -> bool {
+    pub fn includes(&self, stage: AuditStage) -> bool {
         self.level != AuditLevel::None
             && !self
                 .omit_stages
@@ -135,7 +135,7 @@ impl AuditPolicy {
 
     /// Parses the policy of a file. `None`, with errors in `diagnostics`, if the file has no valid
     /// policy.
-    pub(crate) fn parse(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
+    pub fn parse(file: &str, text: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
         let before = diagnostics.error_count();
         let documents = document::parse_all(file, text, diagnostics);
         let mut documents = documents.iter().filter(|document| !document.is_null());
@@ -157,7 +157,7 @@ impl AuditPolicy {
     /// Returns the decision for a request. `user` is `None` if the request was rejected before
     /// authentication.
     #[must_use]
-    pub(crate) fn evaluate(
+    pub fn evaluate(
         &self,
         info: &RequestInfo<'_>,
         user: Option<&UserInfo>,

@@ -19,11 +19,11 @@ use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use tracing::warn;
 
-use crate::observe::audit::folder_lock::folder_of;
+use crate::folder_lock::folder_of;
 use weir_base::clock::Clock;
 
 /// Only the owner may read the log: it names users and their requests.
-pub(super) const FILE_MODE: u32 = 0o600;
+pub(crate) const FILE_MODE: u32 = 0o600;
 
 /// Go's `2006-01-02T15-04-05.000`.
 const TIMESTAMP_FORMAT: &str = "%Y-%m-%dT%H-%M-%S%.3f";
@@ -58,7 +58,7 @@ struct Backup {
 
 impl LogFileConfig {
     /// The name that `audit.log` is renamed to: `audit-2026-11-21T19-04-05.123.log`, in UTC.
-    pub(super) fn backup_path(&self, at: SystemTime) -> PathBuf {
+    pub(crate) fn backup_path(&self, at: SystemTime) -> PathBuf {
         let (stem, extension) = self.split_file_name();
         let at = Timestamp::try_from(at).unwrap_or_default();
         let name = format!("{stem}-{}{extension}", at.strftime(TIMESTAMP_FORMAT));
@@ -154,7 +154,7 @@ fn compress_file(path: &Path) -> io::Result<()> {
 }
 
 /// The name of a renamed file when it is compressed.
-pub(super) fn compressed_path(path: &Path) -> PathBuf {
+pub(crate) fn compressed_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(COMPRESSED_SUFFIX);
     PathBuf::from(name)
@@ -175,7 +175,7 @@ fn write_compressed(source: &mut File, compressed: &Path) -> io::Result<()> {
 /// Removes renamed files, and compresses the others on a thread of its own: a file of 100 MB takes a
 /// second or two, in which the log must go on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct BackupMaintenance(Arc<Mutex<CompressionState>>);
+pub(crate) struct BackupMaintenance(Arc<Mutex<CompressionState>>);
 
 #[derive(Debug, Default)]
 struct CompressionState {
@@ -187,7 +187,7 @@ struct CompressionState {
 impl BackupMaintenance {
     /// Removes renamed files of `config` that are too old or too many. Then starts to compress the
     /// others, if that is configured.
-    pub(super) fn run(&self, config: &LogFileConfig) {
+    pub(crate) fn run(&self, config: &LogFileConfig) {
         config.remove_old_backups();
         if !config.compress {
             return;

@@ -7,7 +7,7 @@
 
 use serde_json::Value;
 
-use crate::identity::jwt::claims::{ClaimError, Claims, string_list};
+use crate::claims::{ClaimError, Claims, string_list};
 use weir_kubernetes::api::UserInfo;
 
 /// The prefix of names and groups that Kubernetes reserves.
@@ -15,16 +15,16 @@ const SYSTEM_PREFIX: &str = "system:";
 
 /// A user from valid claims.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ValidatedUser {
+pub struct ValidatedUser {
     /// The user.
-    pub(crate) user: UserInfo,
+    pub user: UserInfo,
     /// When the token expires, in seconds since the epoch.
-    pub(crate) expires_at: f64,
+    pub expires_at: f64,
 }
 
 /// Validates service account tokens of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ServiceAccountValidator;
+pub struct ServiceAccountValidator;
 
 impl ServiceAccountValidator {
     /// Maps `claims` to a service account, at `now` (seconds since the epoch) and for one of
@@ -32,7 +32,7 @@ impl ServiceAccountValidator {
     ///
     /// # Errors
     /// Why the claims are not valid.
-    pub(crate) fn validate(
+    pub fn validate(
         &self,
         claims: Claims<'_>,
         audiences: &[String],
@@ -108,7 +108,7 @@ pub struct RequiredClaim {
     /// The name of the claim.
     pub claim: String,
     /// The required value. Empty for any value.
-    pub(crate) value: String,
+    pub value: String,
 }
 
 /// An issuer of `--authentication-config`.
@@ -135,11 +135,7 @@ impl JwtIssuer {
     /// Why the claims are not valid. Claims that map to a `system:` name or group are rejected,
     /// whatever the mapping: such names select flow schemas, and such groups can be exempt from
     /// limits.
-    pub(crate) fn validate(
-        &self,
-        claims: Claims<'_>,
-        now: f64,
-    ) -> Result<ValidatedUser, ClaimError> {
+    pub fn validate(&self, claims: Claims<'_>, now: f64) -> Result<ValidatedUser, ClaimError> {
         let expires_at = claims.check_validity(now)?;
         if !claims.has_audience(&self.audiences) {
             return Err(ClaimError::WrongAudience);

@@ -10,20 +10,20 @@
 /// `FLOOR_DIVISOR * replicas` of a total. With four, the floors of all are a quarter of the total:
 /// little enough for one busy replica of three to get five sixths of it, and enough to work with
 /// while all are cut off.
-pub(crate) const FLOOR_DIVISOR: u32 = 4;
+pub const FLOOR_DIVISOR: u32 = 4;
 
 /// What one replica brings to a division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Claimant {
+pub struct Claimant {
     /// What it could use now.
-    pub(crate) demand: u32,
+    pub demand: u32,
     /// What it gets in any case.
-    pub(crate) floor: u32,
+    pub floor: u32,
 }
 
 /// The least share of one of `replicas` replicas. At least 1, if there is anything to divide.
 #[must_use]
-pub(crate) fn floor_share(total: u32, replicas: u32) -> u32 {
+pub fn floor_share(total: u32, replicas: u32) -> u32 {
     let parts = FLOOR_DIVISOR.saturating_mul(replicas.max(1));
     (total / parts).max(total.min(1))
 }
@@ -31,7 +31,7 @@ pub(crate) fn floor_share(total: u32, replicas: u32) -> u32 {
 /// Divides `total` among `claimants`, in their order. The shares add up to `total`, or to the
 /// floors if these are more.
 #[must_use]
-pub(crate) fn divide(total: u32, claimants: &[Claimant]) -> Vec<u32> {
+pub fn divide(total: u32, claimants: &[Claimant]) -> Vec<u32> {
     let floors = claimants
         .iter()
         .fold(0, |sum: u32, claimant| sum.saturating_add(claimant.floor));

@@ -8,8 +8,8 @@ use std::{fs, thread};
 
 use flate2::read::GzDecoder;
 
-use crate::observe::audit::output::AuditOutput;
-use crate::observe::audit::rotation::LogFileConfig;
+use crate::output::AuditOutput;
+use crate::rotation::LogFileConfig;
 use weir_base::clock::Clock;
 
 /// Longer than any pause of the machine: without the lock a file is not rotated.

@@ -9,7 +9,7 @@ const LEEWAY: f64 = 60.0;
 
 /// Why the claims of a token do not authenticate a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClaimError {
+pub enum ClaimError {
     /// The token has expired.
     Expired,
     /// A claim is missing or has an invalid value.
@@ -25,19 +25,19 @@ pub(crate) enum ClaimError {
 
 /// The claims of a token whose signature is verified.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Claims<'t>(&'t Map<String, Value>);
+pub struct Claims<'t>(&'t Map<String, Value>);
 
 impl<'t> Claims<'t> {
-    pub(super) const fn new(claims: &'t Map<String, Value>) -> Self {
+    pub(crate) const fn new(claims: &'t Map<String, Value>) -> Self {
         Self(claims)
     }
 
     /// A top-level claim. The name `a.b` does not mean `b` in `a`.
-    pub(super) fn get(self, name: &str) -> Option<&'t Value> {
+    pub(crate) fn get(self, name: &str) -> Option<&'t Value> {
         self.0.get(name)
     }
 
-    pub(super) fn get_str(self, name: &str) -> Option<&'t str> {
+    pub(crate) fn get_str(self, name: &str) -> Option<&'t str> {
         self.get(name)?.as_str().filter(|text| !text.is_empty())
     }
 
@@ -48,7 +48,7 @@ impl<'t> Claims<'t> {
 
     /// Checks `exp`, `nbf` and `iat` at `now`. Returns `exp`, which is required, in seconds since
     /// the epoch.
-    pub(super) fn check_validity(self, now: f64) -> Result<f64, ClaimError> {
+    pub(crate) fn check_validity(self, now: f64) -> Result<f64, ClaimError> {
         let time = |name: &str| match self.get(name) {
             None => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or(ClaimError::Malformed),
@@ -65,7 +65,7 @@ impl<'t> Claims<'t> {
         Ok(expiry)
     }
 
-    pub(super) fn has_audience(self, audiences: &[String]) -> bool {
+    pub(crate) fn has_audience(self, audiences: &[String]) -> bool {
         self.get_strings("aud").is_some_and(|named| {
             named
                 .iter()
@@ -74,7 +74,7 @@ impl<'t> Claims<'t> {
     }
 }
 
-pub(super) fn string_list(value: &Value) -> Option<Vec<&str>> {
+pub(crate) fn string_list(value: &Value) -> Option<Vec<&str>> {
     match value {
         Value::String(text) => Some(vec![text]),
         Value::Array(items) => items.iter().map(Value::as_str).collect(),

@@ -105,7 +105,7 @@ impl KeySet {
     ///
     /// # Errors
     /// A section is neither a public key nor a certificate, or there are no keys.
-    pub(crate) fn from_pem(pem: &[u8]) -> Result<Self, String> {
+    pub fn from_pem(pem: &[u8]) -> Result<Self, String> {
         let mut keys = Vec::new();
         for section in <(SectionKind, Vec<u8>)>::pem_slice_iter(pem) {
             let (kind, der) = section.map_err(|error| format!("no PEM: {error}"))?;
@@ -126,7 +126,7 @@ impl KeySet {
 
     /// Adds the keys of `other`, up to `MAX_KEYS` in all.
     #[must_use]
-    pub(crate) fn merge(mut self, other: Self) -> Self {
+    pub fn merge(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self.0.truncate(MAX_KEYS);
         self
@@ -134,25 +134,19 @@ impl KeySet {
 
     /// Whether every key of `other` is in this set, too.
     #[must_use]
-    pub(crate) fn contains_all(&self, other: &Self) -> bool {
+    pub fn contains_all(&self, other: &Self) -> bool {
         other.0.iter().all(|key| self.0.contains(key))
     }
 
     /// Whether there is a key with this id. True without an id, since any key may fit.
     #[must_use]
-    pub(crate) fn has_key(&self, id: Option<&str>) -> bool {
+    pub fn has_key(&self, id: Option<&str>) -> bool {
         id.is_none_or(|id| self.0.iter().any(|key| key.id == id))
     }
 
     /// Whether a key with this `id` (any key, without one) signed `message`.
     #[must_use]
-    pub(crate) fn verify(
-        &self,
-        id: Option<&str>,
-        alg: &str,
-        message: &[u8],
-        signature: &[u8],
-    ) -> bool {
+    pub fn verify(&self, id: Option<&str>, alg: &str, message: &[u8], signature: &[u8]) -> bool {
         self.0
             .iter()
             .filter(|key| id.is_none_or(|id| key.id == id))

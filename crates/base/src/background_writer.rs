@@ -17,10 +17,10 @@ use tokio::time::timeout;
 const BATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// Bytes per write, about.
-pub(super) const WRITE_BYTES: usize = 64 * 1024;
+pub const WRITE_BYTES: usize = 64 * 1024;
 
 /// What the thread does with the items. It may block.
-pub(super) trait WriterTask: Send + 'static {
+pub trait WriterTask: Send + 'static {
     /// What is put into the queue.
     type Item: Send + 'static;
 
@@ -43,7 +43,7 @@ pub(super) trait WriterTask: Send + 'static {
 }
 
 /// The queue of a thread, which is closed when this is dropped.
-pub(super) struct BackgroundWriter<T> {
+pub struct BackgroundWriter<T> {
     queue: Arc<BoundedQueue<T>>,
     /// The sender is dropped when everything is written.
     done: Mutex<Option<oneshot::Receiver<()>>>,
@@ -51,7 +51,7 @@ pub(super) struct BackgroundWriter<T> {
 
 impl<T: Send + 'static> BackgroundWriter<T> {
     /// A queue for items of at most `max_bytes` together, without a thread.
-    pub(super) fn new(max_bytes: usize) -> Self {
+    pub fn new(max_bytes: usize) -> Self {
         Self {
             queue: Arc::new(BoundedQueue::new(max_bytes)),
             done: Mutex::default(),
@@ -62,7 +62,7 @@ impl<T: Send + 'static> BackgroundWriter<T> {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(super) fn start(&self, name: &str, task: impl WriterTask<Item = T>) -> io::Result<()> {
+    pub fn start(&self, name: &str, task: impl WriterTask<Item = T>) -> io::Result<()> {
         let queue = Arc::clone(&self.queue);
         let (done, receiver) = oneshot::channel();
         thread::Builder::new()
@@ -77,12 +77,12 @@ impl<T: Send + 'static> BackgroundWriter<T> {
 
     /// Adds an item. Returns `false` if there is no room for it or the queue is closed. An item
     /// without a weight always fits.
-    pub(super) fn try_push(&self, item: T, weight: usize) -> bool {
+    pub fn try_push(&self, item: T, weight: usize) -> bool {
         self.queue.try_push(item, weight)
     }
 
     /// Rejects further items. The thread ends when it has written the others.
-    pub(super) fn close(&self) {
+    pub fn close(&self) {
         self.queue.close();
     }
 
@@ -91,7 +91,7 @@ impl<T: Send + 'static> BackgroundWriter<T> {
     ///
     /// # Cancel safety
     /// The thread goes on writing.
-    pub(super) async fn finish(&self, limit: Duration) -> bool {
+    pub async fn finish(&self, limit: Duration) -> bool {
         self.close();
         let done = self.done.lock().take();
         match done {

@@ -17,14 +17,14 @@ use weir_base::clock::Clock;
 
 /// How long to wait for the lock. Another process of weir holds it for one write of 64 KiB. If
 /// anything else holds it for longer, events are written without it.
-pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The time between two attempts.
 const LOCK_RETRY: Duration = Duration::from_millis(1);
 
 /// The lock of a folder. Released on drop.
 #[derive(Debug)]
-pub(super) enum FolderLock {
+pub(crate) enum FolderLock {
     /// The lock is held, as long as the file is open.
     Held { _folder: File },
     /// There is no such folder, or its file system has no locks.
@@ -35,7 +35,7 @@ pub(super) enum FolderLock {
 
 impl FolderLock {
     /// Locks the folder of the file at `path`. Blocks for `limit` at most.
-    pub(super) fn acquire_within(path: &Path, limit: Duration) -> Self {
+    pub(crate) fn acquire_within(path: &Path, limit: Duration) -> Self {
         let Ok(folder) = File::open(folder_of(path)) else {
             return Self::Unsupported;
         };
@@ -53,13 +53,13 @@ impl FolderLock {
     }
 
     /// Whether files may be renamed: not while another process may write to them.
-    pub(super) const fn allows_rotation(&self) -> bool {
+    pub(crate) const fn allows_rotation(&self) -> bool {
         matches!(self, Self::Held { .. } | Self::Unsupported)
     }
 }
 
 /// The folder of the file at `path`.
-pub(super) fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::replicas::message::{ReplicaId, ReplicaMessage, check_name};
+use crate::message::{ReplicaId, ReplicaMessage, check_name};
 
 /// The label of the Leases of replicas that divide a total. Its value is their group.
 const GROUP_LABEL: &str = "weir/replica-group";
@@ -32,66 +32,66 @@ const MESSAGE_ANNOTATION: &str = "weir/replica-message";
 
 /// Where the Leases of a group are, and how long they last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LeaseScope {
+pub struct LeaseScope {
     /// The namespace.
-    pub(crate) namespace: String,
+    pub namespace: String,
     /// The replicas that divide a total.
-    pub(crate) group: String,
+    pub group: String,
     /// `spec.leaseDurationSeconds`.
-    pub(crate) seconds: u64,
+    pub seconds: u64,
 }
 
 impl LeaseScope {
     /// The path of the namespace's Leases.
     #[must_use]
-    pub(crate) fn path(&self) -> String {
+    pub fn path(&self) -> String {
         let namespace = &self.namespace;
         format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases")
     }
 
     /// The target that lists the group's Leases.
     #[must_use]
-    pub(crate) fn list_target(&self) -> String {
+    pub fn list_target(&self) -> String {
         let (path, group) = (self.path(), &self.group);
         format!("{path}?labelSelector=weir%2Freplica-group%3D{group}")
     }
 
     /// The path of a replica's Lease.
     #[must_use]
-    pub(crate) fn lease_path(&self, replica: &str) -> String {
+    pub fn lease_path(&self, replica: &str) -> String {
         format!("{}/{}", self.path(), self.lease_name(replica))
     }
 
     /// The name of a replica's Lease.
     #[must_use]
-    pub(crate) fn lease_name(&self, replica: &str) -> String {
+    pub fn lease_name(&self, replica: &str) -> String {
         format!("{}.{replica}", self.group)
     }
 }
 
 /// What a replica writes into its Lease.
 #[derive(Clone, Debug)]
-pub(crate) struct LeaseContent<'a> {
+pub struct LeaseContent<'a> {
     /// The process.
-    pub(crate) id: &'a ReplicaId,
+    pub id: &'a ReplicaId,
     /// Where its peers reach it.
-    pub(crate) address: Option<SocketAddr>,
+    pub address: Option<SocketAddr>,
     /// Its last message, where there are no peer connections.
-    pub(crate) message: Option<&'a ReplicaMessage>,
+    pub message: Option<&'a ReplicaMessage>,
     /// The time, as a `metav1.MicroTime`.
-    pub(crate) now: &'a str,
+    pub now: &'a str,
     /// When this process acquired the Lease, likewise.
-    pub(crate) acquired: &'a str,
+    pub acquired: &'a str,
     /// How many processes have held it before.
-    pub(crate) transitions: u64,
+    pub transitions: u64,
     /// The version that this one replaces; `None` to create it.
-    pub(crate) replaces: Option<&'a str>,
+    pub replaces: Option<&'a str>,
 }
 
 impl LeaseContent<'_> {
     /// The object.
     #[must_use]
-    pub(crate) fn to_object(&self, scope: &LeaseScope) -> Value {
+    pub fn to_object(&self, scope: &LeaseScope) -> Value {
         let name = &self.id.name;
         let mut annotations = Map::new();
         annotations.insert(NAME_ANNOTATION.to_owned(), name.as_str().into());
@@ -134,19 +134,19 @@ fn holder(id: &ReplicaId) -> String {
 
 /// A Lease as the API server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StoredLease {
+pub struct StoredLease {
     /// The process that holds it.
-    pub(crate) id: ReplicaId,
+    pub id: ReplicaId,
     /// `metadata.resourceVersion`.
-    pub(crate) resource_version: String,
+    pub resource_version: String,
     /// `spec.renewTime`.
-    pub(crate) renewed: String,
+    pub renewed: String,
     /// `spec.leaseTransitions`.
-    pub(crate) transitions: u64,
+    pub transitions: u64,
     /// Where the replica's peers reach it.
-    pub(crate) address: Option<SocketAddr>,
+    pub address: Option<SocketAddr>,
     /// Its last message, if it is in the Lease.
-    pub(crate) message: Option<ReplicaMessage>,
+    pub message: Option<ReplicaMessage>,
 }
 
 #[derive(Deserialize)]
@@ -183,7 +183,7 @@ struct RawSpec {
 ///
 /// # Errors
 /// The text is not a Lease that a weir has written.
-pub(crate) fn parse_lease(text: &[u8]) -> Result<StoredLease, String> {
+pub fn parse_lease(text: &[u8]) -> Result<StoredLease, String> {
     let lease: RawLease = serde_json::from_slice(text).map_err(|why| why.to_string())?;
     stored(lease)
 }
@@ -192,7 +192,7 @@ pub(crate) fn parse_lease(text: &[u8]) -> Result<StoredLease, String> {
 ///
 /// # Errors
 /// The text is not a list.
-pub(crate) fn parse_list(text: &[u8]) -> Result<(Vec<StoredLease>, Vec<String>), String> {
+pub fn parse_list(text: &[u8]) -> Result<(Vec<StoredLease>, Vec<String>), String> {
     let list: LeaseList = serde_json::from_slice(text).map_err(|why| why.to_string())?;
     let (mut leases, mut wrong) = (Vec::new(), Vec::new());
     for item in list.items {

@@ -2,50 +2,50 @@
 
 use std::time::{Duration, Instant};
 
-use crate::replicas::message::{POOLS, PoolClaim, ReplicaId, ReplicaMessage};
+use crate::message::{POOLS, PoolClaim, ReplicaId, ReplicaMessage};
 use weir_limits::auto_total::ProposedTotal;
 
 /// A replica's Lease, as a list of them has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LeaseEntry {
+pub struct LeaseEntry {
     /// The replica and the process that holds the Lease.
-    pub(crate) id: ReplicaId,
+    pub id: ReplicaId,
     /// Changes when the Lease is renewed.
-    pub(crate) version: String,
+    pub version: String,
     /// What it says, if it says something.
-    pub(crate) message: Option<ReplicaMessage>,
+    pub message: Option<ReplicaMessage>,
 }
 
 /// Another replica.
 #[derive(Clone, Debug)]
-pub(super) struct PeerRecord {
-    pub(super) instance: String,
+pub(crate) struct PeerRecord {
+    pub(crate) instance: String,
     /// The number of its last message; `None` before the first one of its process.
-    pub(super) number: Option<u64>,
-    pub(super) claims: [PoolClaim; POOLS],
+    pub(crate) number: Option<u64>,
+    pub(crate) claims: [PoolClaim; POOLS],
     /// What it proposes as the total of all, if it finds one.
-    pub(super) proposed: Option<ProposedTotal>,
+    pub(crate) proposed: Option<ProposedTotal>,
     /// When its last message was received, or it was first known.
-    pub(super) heard: Instant,
+    pub(crate) heard: Instant,
     /// The last of this replica's messages that it has received.
-    pub(super) acknowledged: Option<u64>,
-    pub(super) lease: String,
+    pub(crate) acknowledged: Option<u64>,
+    pub(crate) lease: String,
     /// When the Lease was first seen as it is.
-    pub(super) lease_changed: Instant,
+    pub(crate) lease_changed: Instant,
     /// Whether a list that began a lease time later had the same Lease.
-    pub(super) lease_ended: bool,
+    pub(crate) lease_ended: bool,
     /// Whether it has surely dropped to its floor.
-    pub(super) expired: bool,
-    pub(super) leaving: bool,
+    pub(crate) expired: bool,
+    pub(crate) leaving: bool,
     /// Whether it answers requests for snapshots.
-    pub(super) snapshots: bool,
+    pub(crate) snapshots: bool,
     /// Whether it takes levers.
-    pub(super) levers: bool,
+    pub(crate) levers: bool,
 }
 
 impl PeerRecord {
     /// A replica that is known since `now`, and has sent nothing yet.
-    pub(super) fn new(instance: &str, now: Instant) -> Self {
+    pub(crate) fn new(instance: &str, now: Instant) -> Self {
         Self {
             instance: instance.to_owned(),
             number: None,
@@ -65,7 +65,7 @@ impl PeerRecord {
 
     /// The process that holds the Lease. The claims of the one before stay until this one says what
     /// it holds.
-    pub(super) fn set_instance(&mut self, instance: String, now: Instant) {
+    pub(crate) fn set_instance(&mut self, instance: String, now: Instant) {
         if self.instance == instance {
             return;
         }
@@ -80,7 +80,7 @@ impl PeerRecord {
     }
 
     /// The state of the Lease. Returns whether it has changed.
-    pub(super) fn set_lease(&mut self, version: String, now: Instant) -> bool {
+    pub(crate) fn set_lease(&mut self, version: String, now: Instant) -> bool {
         if self.lease == version {
             return false;
         }
@@ -96,7 +96,7 @@ impl PeerRecord {
     }
 
     /// It has surely dropped to its floor.
-    pub(super) fn expire(&mut self) {
+    pub(crate) fn expire(&mut self) {
         self.expired = true;
         for claim in &mut self.claims {
             claim.held = claim.floor;
@@ -107,7 +107,7 @@ impl PeerRecord {
 
     /// What is shown of it, under this name.
     #[must_use]
-    pub(super) fn status(&self, name: &str, silent: bool, now: Instant) -> PeerStatus {
+    pub(crate) fn status(&self, name: &str, silent: bool, now: Instant) -> PeerStatus {
         PeerStatus {
             name: name.to_owned(),
             claims: self.claims,
@@ -123,29 +123,29 @@ impl PeerRecord {
 
 /// Another replica, for the pages.
 #[derive(Clone, Debug)]
-pub(crate) struct PeerStatus {
+pub struct PeerStatus {
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// Its last claims.
-    pub(crate) claims: [PoolClaim; POOLS],
+    pub claims: [PoolClaim; POOLS],
     /// Whether it finds the total by itself.
-    pub(crate) finds_total: bool,
+    pub finds_total: bool,
     /// Whether it has sent nothing for a while.
-    pub(crate) silent: bool,
+    pub silent: bool,
     /// Whether it has dropped to its floor, which is reserved.
-    pub(crate) expired: bool,
+    pub expired: bool,
     /// Whether it is shutting down.
-    pub(crate) leaving: bool,
+    pub leaving: bool,
     /// Whether it takes levers of others.
-    pub(crate) takes_levers: bool,
+    pub takes_levers: bool,
     /// How long its Lease is as it is.
-    pub(crate) lease_unchanged: Duration,
+    pub lease_unchanged: Duration,
 }
 
 impl PeerStatus {
     /// The word for its state.
     #[must_use]
-    pub(crate) const fn state(&self) -> &'static str {
+    pub const fn state(&self) -> &'static str {
         match (self.expired, self.leaving, self.silent) {
             (true, _, _) => "expired",
             (_, true, _) => "leaving",

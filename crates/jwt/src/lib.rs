@@ -10,7 +10,7 @@
 //! are accepted here, too: a client that has the token can produce them, and would be
 //! unauthenticated to weir alone.
 
-pub(crate) mod authentication_config;
+pub mod authentication_config;
 mod claims;
 mod issuer;
 mod keys;
@@ -20,23 +20,33 @@ mod tests;
 
 use std::borrow::Cow;
 
-use base64::Engine;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use base64::{Engine, alphabet};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub(crate) use claims::{ClaimError, Claims};
-pub use issuer::{ClaimMapping, JwtIssuer};
-pub(crate) use issuer::{ServiceAccountValidator, ValidatedUser};
+pub use claims::{ClaimError, Claims};
+pub use issuer::{ClaimMapping, JwtIssuer, RequiredClaim, ServiceAccountValidator, ValidatedUser};
 pub use keys::KeySet;
 
-use crate::identity::bearer_token::{BASE64_RAW_URL, MAX_TOKEN_BYTES};
-#[cfg(test)]
-pub(crate) use issuer::RequiredClaim;
+/// The longest token that is parsed or reviewed, in bytes. Kubernetes' own tokens have 1 to 2 KiB.
+/// An OIDC token with hundreds of groups has some tens of KiB.
+pub const MAX_TOKEN_BYTES: usize = 128 << 10;
+
+/// Go's `base64.RawURLEncoding`: without padding, and unused bits of the last character may have
+/// any value.
+pub const BASE64_RAW_URL: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::URL_SAFE,
+    GeneralPurposeConfig::new()
+        .with_encode_padding(false)
+        .with_decode_padding_mode(DecodePaddingMode::RequireNone)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// A parsed token whose signature is not verified.
 #[derive(Debug)]
-pub(crate) struct Jwt<'t> {
+pub struct Jwt<'t> {
     header: JoseHeader,
     claims: Map<String, Value>,
     /// The bytes that were signed.
@@ -54,7 +64,7 @@ struct JoseHeader {
 impl<'t> Jwt<'t> {
     /// Parses a token. `None` if it is not a JWT.
     #[must_use]
-    pub(crate) fn parse(token: &'t [u8]) -> Option<Self> {
+    pub fn parse(token: &'t [u8]) -> Option<Self> {
         if token.len() > MAX_TOKEN_BYTES {
             return None;
         }
@@ -87,26 +97,26 @@ impl<'t> Jwt<'t> {
 
     /// The unverified `iss` claim. Trustworthy only after [`Jwt::verify_signature`].
     #[must_use]
-    pub(crate) fn issuer(&self) -> Option<&str> {
+    pub fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_str()
     }
 
     /// The unverified id of the key that signed the token.
     #[must_use]
-    pub(crate) fn key_id(&self) -> Option<&str> {
+    pub fn key_id(&self) -> Option<&str> {
         self.header.kid.as_deref()
     }
 
     /// The unverified `exp` claim, in seconds since the epoch. It may shorten the time for which a
     /// result is cached, never lengthen it.
     #[must_use]
-    pub(crate) fn expiry(&self) -> Option<f64> {
+    pub fn expiry(&self) -> Option<f64> {
         self.claims.get("exp")?.as_f64()
     }
 
     /// The claims, if one of `keys` signed them.
     #[must_use]
-    pub(crate) fn verify_signature(&self, keys: &KeySet) -> Option<Claims<'_>> {
+    pub fn verify_signature(&self, keys: &KeySet) -> Option<Claims<'_>> {
         let signed = self.header.crit.is_none()
             && keys.verify(
                 self.key_id(),

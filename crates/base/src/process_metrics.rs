@@ -11,7 +11,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Counter, Gauge, IntCounter, IntGauge};
 use rustix::time::{ClockId, clock_gettime};
 
-use weir_base::metrics::Registry;
+use crate::metrics::Registry;
 use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
 
 /// The collector of the process metrics.
@@ -59,12 +59,12 @@ impl HandoverMetrics {
     }
 
     /// This process has taken over.
-    pub(crate) fn record_success(&self) {
+    pub fn record_success(&self) {
         self.succeeded.inc();
     }
 
     /// No process has taken over from this one.
-    pub(crate) fn record_failure(&self) {
+    pub fn record_failure(&self) {
         self.failed.inc();
     }
 }
@@ -210,7 +210,7 @@ fn unix_start_time(ticks: u64) -> Option<Duration> {
 
 /// The processor time that the process has used, and its resident memory in bytes; zero where they
 /// are not known.
-pub(crate) fn usage() -> (Duration, u64) {
+pub fn usage() -> (Duration, u64) {
     let used = Duration::try_from(clock_gettime(ClockId::ProcessCPUTime));
     let pages = read_stat().map_or(0, |stat| stat.resident_pages);
     let memory = u64::try_from(pages).unwrap_or_default();
@@ -221,7 +221,7 @@ pub(crate) fn usage() -> (Duration, u64) {
 }
 
 /// The files that the process has open, and how many it may have. `None` without `/proc`.
-pub(crate) fn open_files() -> Option<(u64, u64)> {
+pub fn open_files() -> Option<(u64, u64)> {
     let open = u64::try_from(count_open_files()?).ok()?;
     let (limit, _) = rlimit::Resource::NOFILE.get().ok()?;
     Some((open, limit))
@@ -245,7 +245,7 @@ mod tests {
     use std::fs::File;
 
     use super::*;
-    use weir_base::clock::Clock;
+    use crate::clock::Clock;
 
     #[test]
     fn a_program_name_with_parentheses_is_parsed() {

@@ -26,19 +26,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::replicas::message::{
-    MAX_REPLICAS, POOLS, PoolClaim, Received, ReplicaId, ReplicaMessage,
-};
-use crate::replicas::peer::{LeaseEntry, PeerRecord, PeerStatus};
-use crate::replicas::shares::{Claimant, divide, floor_share};
+use crate::message::{MAX_REPLICAS, POOLS, PoolClaim, Received, ReplicaId, ReplicaMessage};
+use crate::peer::{LeaseEntry, PeerRecord, PeerStatus};
+use crate::shares::{Claimant, divide, floor_share};
 use weir_limits::auto_total::ProposedTotal;
 
 /// A replica drops to its floor this much before its lease time ends: more than the time between
 /// two calls of [`Agreement::step`].
-pub(crate) const DROP_MARGIN: Duration = Duration::from_secs(2);
+pub const DROP_MARGIN: Duration = Duration::from_secs(2);
 
 /// A replica that has sent nothing for so long is shown as silent.
-pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(3);
+pub const SILENT_AFTER: Duration = Duration::from_secs(3);
 
 /// The number of replicas to assume before the others are known. It only sets the floor for this
 /// time.
@@ -56,18 +54,18 @@ const SLACK_DIVISOR: u32 = 16;
 
 /// What this replica needs of one total. All numbers are seats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PoolInput {
+pub struct PoolInput {
     /// What is divided. Zero if nothing is.
-    pub(crate) total: u32,
+    pub total: u32,
     /// What could be used now.
-    pub(crate) demand: u32,
+    pub demand: u32,
     /// What is in use.
-    pub(crate) in_use: u32,
+    pub in_use: u32,
 }
 
 /// How a total is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Division {
+pub enum Division {
     /// A replica that needs more gets more.
     ByDemand,
     /// All get the same: without peer connections, demand is not known in time.
@@ -76,7 +74,7 @@ pub(crate) enum Division {
 
 /// What this replica knows of its membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub enum Standing {
     /// It has not read the Leases yet.
     Joining,
     /// It shares the total with all others that it knows.
@@ -103,7 +101,7 @@ struct Claim {
 
 /// One replica's view of the division.
 #[derive(Debug)]
-pub(crate) struct Agreement {
+pub struct Agreement {
     id: ReplicaId,
     lease_time: Duration,
     number: u64,
@@ -133,7 +131,7 @@ pub(crate) struct Agreement {
 impl Agreement {
     /// The view of a replica that has just started.
     #[must_use]
-    pub(crate) const fn new(id: ReplicaId, lease_time: Duration, division: Division) -> Self {
+    pub const fn new(id: ReplicaId, lease_time: Duration, division: Division) -> Self {
         Self {
             id,
             lease_time,
@@ -164,34 +162,34 @@ impl Agreement {
 
     /// This replica.
     #[cfg(test)]
-    pub(crate) const fn id(&self) -> &ReplicaId {
+    pub const fn id(&self) -> &ReplicaId {
         &self.id
     }
 
     /// What this replica may use of each total.
     #[must_use]
-    pub(crate) fn limits(&self) -> [u32; POOLS] {
+    pub fn limits(&self) -> [u32; POOLS] {
         self.claims.map(|claim| claim.limit)
     }
 
     /// The own Lease was written, as is known at `now`, by a request that was sent at `sent`.
-    pub(crate) fn renewed(&mut self, sent: Instant, now: Instant) {
+    pub fn renewed(&mut self, sent: Instant, now: Instant) {
         self.renewed = Some(sent);
         self.written.get_or_insert(now);
     }
 
     /// Gives its seats back as they become free, from now on.
-    pub(crate) const fn leave(&mut self) {
+    pub const fn leave(&mut self) {
         self.leaving = true;
     }
 
     /// Another process has taken the Lease over, or gave it back.
-    pub(crate) const fn set_superseded(&mut self, superseded: bool) {
+    pub const fn set_superseded(&mut self, superseded: bool) {
         self.superseded = superseded;
     }
 
     /// Takes in all Leases, by a list that was requested at `sent`.
-    pub(crate) fn set_leases(&mut self, sent: Instant, now: Instant, leases: Vec<LeaseEntry>) {
+    pub fn set_leases(&mut self, sent: Instant, now: Instant, leases: Vec<LeaseEntry>) {
         let mut listed: BTreeMap<String, LeaseEntry> = leases
             .into_iter()
             .filter(|lease| lease.id.name != self.id.name)
@@ -225,7 +223,7 @@ impl Agreement {
 
     /// Takes in a message. Returns whether it was of use: not if it is of another process than the
     /// one that holds the replica's Lease, as far as is known.
-    pub(crate) fn receive(&mut self, message: &ReplicaMessage, now: Instant) -> bool {
+    pub fn receive(&mut self, message: &ReplicaMessage, now: Instant) -> bool {
         if message.name == self.id.name {
             return false;
         }
@@ -261,7 +259,7 @@ impl Agreement {
     }
 
     /// The next message to the others, with the total that this replica proposes for all.
-    pub(crate) fn next_message(
+    pub fn next_message(
         &mut self,
         now: Instant,
         proposed: Option<ProposedTotal>,
@@ -303,7 +301,7 @@ impl Agreement {
 
     /// What the others that live propose as the total of all.
     #[must_use]
-    pub(crate) fn proposals(&self) -> Vec<ProposedTotal> {
+    pub fn proposals(&self) -> Vec<ProposedTotal> {
         let live = self
             .peers
             .values()
@@ -341,7 +339,7 @@ impl Agreement {
 
     /// Moves the shares on. The caller calls this a few times a second. Returns whether the others
     /// should learn of a change at once.
-    pub(crate) fn step(&mut self, now: Instant, inputs: [PoolInput; POOLS]) -> bool {
+    pub fn step(&mut self, now: Instant, inputs: [PoolInput; POOLS]) -> bool {
         self.inputs = inputs;
         if self.joined {
             let replicas = u32::try_from(self.peers.len() + 1).unwrap_or(u32::MAX);
@@ -489,13 +487,13 @@ impl Agreement {
 
     /// Whether it has ever read the Leases.
     #[must_use]
-    pub(crate) const fn has_joined(&self) -> bool {
+    pub const fn has_joined(&self) -> bool {
         self.most_replicas > 0
     }
 
     /// The standing of this replica.
     #[must_use]
-    pub(crate) fn standing(&self, now: Instant) -> Standing {
+    pub fn standing(&self, now: Instant) -> Standing {
         if self.superseded {
             return Standing::Superseded;
         }
@@ -526,20 +524,20 @@ impl Agreement {
 
     /// The process of a replica that has said that it takes levers.
     #[must_use]
-    pub(crate) fn process_with_levers(&self, name: &str) -> Option<&str> {
+    pub fn process_with_levers(&self, name: &str) -> Option<&str> {
         let peer = self.peers.get(name).filter(|peer| peer.levers)?;
         Some(&peer.instance)
     }
 
     /// Whether a replica has said that it answers requests for snapshots.
     #[must_use]
-    pub(crate) fn sends_snapshots(&self, name: &str) -> bool {
+    pub fn sends_snapshots(&self, name: &str) -> bool {
         self.peers.get(name).is_some_and(|peer| peer.snapshots)
     }
 
     /// The other replicas, for the pages.
     #[must_use]
-    pub(crate) fn peers(&self, now: Instant) -> Vec<PeerStatus> {
+    pub fn peers(&self, now: Instant) -> Vec<PeerStatus> {
         let silent: Vec<&str> = self.silent(now).collect();
         let peers = self.peers.iter();
         let status = |(name, peer): (&String, &PeerRecord)| {

@@ -16,10 +16,8 @@ use std::{fs, io};
 
 use tracing::warn;
 
-use crate::observe::audit::folder_lock::{FolderLock, LOCK_TIMEOUT};
-use crate::observe::audit::rotation::{
-    BackupMaintenance, FILE_MODE, LogFileConfig, compressed_path,
-};
+use crate::folder_lock::{FolderLock, LOCK_TIMEOUT};
+use crate::rotation::{BackupMaintenance, FILE_MODE, LogFileConfig, compressed_path};
 use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_u64;
 
@@ -32,11 +30,13 @@ const ROTATE_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// An open destination.
 #[derive(Debug)]
-pub(super) enum AuditOutput {
+pub enum AuditOutput {
+    /// A file.
     File(RotatingFile),
     /// A pipe or a device. It is never rotated. It is opened at the first write, since opening may
     /// wait for a reader.
     Pipe(PathBuf, Option<File>),
+    /// The standard output.
     Stdout,
 }
 
@@ -45,7 +45,7 @@ impl AuditOutput {
     ///
     /// # Errors
     /// The file cannot be opened or created.
-    pub(super) fn open(file: LogFileConfig) -> io::Result<Self> {
+    pub fn open(file: LogFileConfig) -> io::Result<Self> {
         match fs::metadata(&file.path) {
             Ok(metadata) if !metadata.is_file() && !metadata.is_dir() => {
                 Ok(Self::Pipe(file.path, None))
@@ -56,7 +56,7 @@ impl AuditOutput {
 
     /// Replaces the destination by one that was opened before. The last line of the same file is
     /// continued correctly, and its size is that of now.
-    pub(super) fn replace(&mut self, mut new: Self) {
+    pub fn replace(&mut self, mut new: Self) {
         if let (Self::File(before), Self::File(now)) = (&*self, &mut new)
             && before.config.path == now.config.path
         {
@@ -69,7 +69,7 @@ impl AuditOutput {
     }
 
     /// Opens the file at the path again. A pipe is closed and opened at the next write.
-    pub(super) fn reopen(&mut self) {
+    pub fn reopen(&mut self) {
         match self {
             Self::File(file) => file.reopen(),
             Self::Pipe(_, pipe) => *pipe = None,
@@ -81,7 +81,7 @@ impl AuditOutput {
     ///
     /// # Errors
     /// Some of the lines may be written nevertheless.
-    pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+    pub fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         match self {
             Self::File(file) => file.write(lines),
             Self::Pipe(_, Some(pipe)) => pipe.write_all(lines),
@@ -99,14 +99,14 @@ impl AuditOutput {
 
     /// Waits so long for the folder's lock, whatever pauses the process that has it.
     #[cfg(test)]
-    pub(super) fn set_lock_timeout(&mut self, limit: Duration) {
+    pub fn set_lock_timeout(&mut self, limit: Duration) {
         if let Self::File(file) = self {
             file.lock_timeout = limit;
         }
     }
 
     /// Returns the bytes that fit before the file must be rotated.
-    pub(super) fn remaining_bytes(&self) -> u64 {
+    pub fn remaining_bytes(&self) -> u64 {
         match self {
             Self::File(file) if file.rotate_retry_at.is_none() => {
                 file.config.max_size.saturating_sub(file.size)
@@ -118,7 +118,7 @@ impl AuditOutput {
 
 /// A file that is renamed when it has reached its size limit.
 #[derive(Debug)]
-pub(super) struct RotatingFile {
+pub struct RotatingFile {
     config: LogFileConfig,
     /// `None` after a failed open or write.
     file: Option<File>,

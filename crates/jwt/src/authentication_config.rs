@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use crate::identity::jwt::issuer::{ClaimMapping, JwtIssuer, RequiredClaim};
+use crate::issuer::{ClaimMapping, JwtIssuer, RequiredClaim};
 use weir_kubernetes::document::{
     Content, Diagnostics, MappingDecoder, Node, SourceLocation, Strictness,
 };
@@ -24,20 +24,20 @@ const EXPRESSIONS_UNSUPPORTED: &str = "weir maps claims and does not evaluate ex
 
 /// An issuer and the location of its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ConfiguredIssuer {
+pub struct ConfiguredIssuer {
     /// How claims map to a user.
-    pub(crate) issuer: JwtIssuer,
+    pub issuer: JwtIssuer,
     /// Where the keys are published.
-    pub(crate) jwks_location: JwksLocation,
+    pub jwks_location: JwksLocation,
     /// The CA (PEM) for fetching the keys. `None` for the system's CAs.
-    pub(crate) certificate_authority: Option<String>,
+    pub certificate_authority: Option<String>,
     /// The location of the issuer in the file.
-    pub(crate) location: SourceLocation,
+    pub location: SourceLocation,
 }
 
 /// Where an issuer's keys are published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum JwksLocation {
+pub enum JwksLocation {
     /// In this file.
     File(PathBuf),
     /// At this URL.
@@ -47,7 +47,7 @@ pub(crate) enum JwksLocation {
 }
 
 /// Decodes the issuers of a file's documents.
-pub(crate) fn decode_documents(
+pub fn decode_documents(
     documents: &[Node],
     diagnostics: &mut Diagnostics,
 ) -> Vec<ConfiguredIssuer> {
@@ -65,7 +65,7 @@ pub(crate) fn decode_documents(
 
 /// Decodes the issuers of a section of another file, at the path `field`. `apiVersion` and `kind`
 /// are optional there.
-pub(crate) fn decode_section(
+pub fn decode_section(
     node: &Node,
     field: &str,
     diagnostics: &mut Diagnostics,

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::replicas::agreement::{Agreement, Division, PoolInput, Standing};
-use crate::replicas::message::{POOLS, ReplicaId, ReplicaMessage};
-use crate::replicas::peer::{LeaseEntry, PeerStatus};
-use crate::replicas::shares::floor_share;
+use crate::agreement::{Agreement, Division, PoolInput, Standing};
+use crate::message::{POOLS, ReplicaId, ReplicaMessage};
+use crate::peer::{LeaseEntry, PeerStatus};
+use crate::shares::floor_share;
 
 const LEASE_TIME: Duration = Duration::from_secs(30);
 const RENEWAL: u64 = 10_000;

@@ -11,20 +11,20 @@ use weir_limits::auto_total::ProposedTotal;
 
 /// The totals that are divided: the seats of priority and fairness, and the slots of max-in-flight
 /// for read-only and for mutating requests.
-pub(crate) const POOLS: usize = 3;
+pub const POOLS: usize = 3;
 
 /// The names of the totals, in metrics and on pages.
-pub(crate) const POOL_NAMES: [&str; POOLS] = ["seats", "read-only", "mutating"];
+pub const POOL_NAMES: [&str; POOLS] = ["seats", "read-only", "mutating"];
 
 /// The most replicas that divide a total. A message has an acknowledgement for each of them.
-pub(crate) const MAX_REPLICAS: usize = 256;
+pub const MAX_REPLICAS: usize = 256;
 
 /// The largest message in bytes: [`MAX_REPLICAS`] acknowledgements, with names of 63 bytes, take
 /// half of it.
-pub(crate) const MAX_MESSAGE_BYTES: usize = 64 << 10;
+pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
 /// The longest name of a replica, as of a DNS label, which a host name is.
-pub(crate) const MAX_NAME_BYTES: usize = 63;
+pub const MAX_NAME_BYTES: usize = 63;
 
 /// The version of the protocol. A message of another version is refused.
 const VERSION: u32 = 1;
@@ -32,70 +32,70 @@ const VERSION: u32 = 1;
 /// One message. Each has a higher number than those before it from the same process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ReplicaMessage {
+pub struct ReplicaMessage {
     version: u32,
     /// The replica.
-    pub(crate) name: String,
+    pub name: String,
     /// Its process: another one after a restart.
-    pub(crate) instance: String,
+    pub instance: String,
     /// The number of the message.
-    pub(crate) number: u64,
+    pub number: u64,
     /// Whether it is shutting down.
     #[serde(default)]
-    pub(crate) leaving: bool,
+    pub leaving: bool,
     /// Whether it answers requests for snapshots. Versions before these leave it out.
     #[serde(default)]
-    pub(crate) snapshots: bool,
+    pub snapshots: bool,
     /// Whether it takes levers. Versions before these leave it out.
     #[serde(default)]
-    pub(crate) levers: bool,
+    pub levers: bool,
     /// What it proposes as the total of all, if it finds one (`--max-requests-inflight=auto`).
     #[serde(default)]
-    pub(crate) proposed: Option<ProposedTotal>,
+    pub proposed: Option<ProposedTotal>,
     /// For each of [`POOL_NAMES`].
-    pub(crate) pools: [PoolClaim; POOLS],
+    pub pools: [PoolClaim; POOLS],
     /// The last message of each other replica that it has received, by name.
     #[serde(default)]
-    pub(crate) received: BTreeMap<String, Received>,
+    pub received: BTreeMap<String, Received>,
 }
 
 /// A replica's part in one total. All numbers are seats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct PoolClaim {
+pub struct PoolClaim {
     /// What is divided, by the replica's configuration. Zero if it does not limit by it.
-    pub(crate) total: u32,
+    pub total: u32,
     /// What it could use now.
-    pub(crate) demand: u32,
+    pub demand: u32,
     /// What it may use or still uses.
-    pub(crate) held: u32,
+    pub held: u32,
     /// What it wants to hold.
-    pub(crate) wanted: u32,
+    pub wanted: u32,
     /// What it falls back to when it is cut off.
-    pub(crate) floor: u32,
+    pub floor: u32,
 }
 
 impl PoolClaim {
     /// What others must not use.
     #[must_use]
-    pub(crate) fn claimed(&self) -> u32 {
+    pub fn claimed(&self) -> u32 {
         self.held.max(self.wanted).max(self.floor)
     }
 }
 
 /// The last message that was received of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Received {
+pub struct Received {
     /// The process.
-    pub(crate) instance: String,
+    pub instance: String,
     /// The number of the message.
-    pub(crate) number: u64,
+    pub number: u64,
 }
 
 impl ReplicaMessage {
     /// The message with this content.
     #[must_use]
-    pub(crate) fn new(
+    pub fn new(
         id: ReplicaId,
         number: u64,
         pools: [PoolClaim; POOLS],
@@ -121,7 +121,7 @@ impl ReplicaMessage {
     ///
     /// # Errors
     /// It is not a message of this version, or larger than it may be.
-    pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
         if text.len() > MAX_MESSAGE_BYTES {
             let size = text.len();
             return Err(format!(
@@ -154,7 +154,7 @@ impl ReplicaMessage {
 
     /// The message as text.
     #[must_use]
-    pub(crate) fn to_text(&self) -> String {
+    pub fn to_text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default() // strings and numbers are always valid
     }
 }
@@ -163,7 +163,7 @@ impl ReplicaMessage {
 ///
 /// # Errors
 /// What is wrong with it.
-pub(crate) fn check_name(name: &str) -> Result<(), String> {
+pub fn check_name(name: &str) -> Result<(), String> {
     let is_end = |byte: Option<&u8>| byte.is_some_and(|byte| is_alphanumeric(*byte));
     let bytes = name.as_bytes();
     let is_label = bytes.len() <= MAX_NAME_BYTES
@@ -187,11 +187,11 @@ const fn is_alphanumeric(byte: u8) -> bool {
 
 /// A process of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ReplicaId {
+pub struct ReplicaId {
     /// The replica: the same after a restart.
-    pub(crate) name: String,
+    pub name: String,
     /// The process.
-    pub(crate) instance: String,
+    pub instance: String,
 }
 
 #[cfg(test)]
