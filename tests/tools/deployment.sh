@@ -140,6 +140,43 @@ in_a_pod() {
     stopped cluster
 }
 
+# in_container ROOT COMMAND...: as the container of the Deployment runs: its root has the image's files only and cannot be written
+# to, /run/weir is an emptyDir, and the user is the base's.
+in_container() {
+    local root=$1
+    shift
+    # shellcheck disable=SC2016 # for the other shell
+    exec env -i "PATH=$PATH" unshare --mount bash -c '
+        mount --bind "$0" "$0" && mount --bind "$1" "$0$1" && mount -o remount,ro,bind "$0" &&
+            mount -t tmpfs -o mode=0777 none "$0/run/weir" && cd "$0" && root=$0 && shift &&
+            exec chroot --userspec=65532:65532 "$root" "$@"' "$root" "$WORK" "$@"
+}
+
+# weir ctl in the Pod, as `kubectl exec` starts it: by the container's user, in its namespaces, with nothing of its environment.
+exec_in_the_pod() {
+    local root=$WORK/root library
+    if ! unshare --mount true 2>/dev/null; then
+        echo 'skipped: weir ctl in a container: this user may not mount'
+        return
+    fi
+    cluster
+    mkdir -p "$root"{"$WORK",/run/weir,/etc} && install -m 0755 "$WEIR" "$root/weir"
+    ldd "$WEIR" | grep -o '/[^ )]*' | while read -r library; do install -D "$library" "$root$library"; done
+    chmod -R go+rX "$WORK"
+    start container in_container "$root" /weir serve --kubeconfig "$WORK/etc/weir/kubeconfig" \
+        --tls-cert-file "$WORK/etc/weir/tls/tls.crt" --tls-private-key-file "$WORK/etc/weir/tls/tls.key" "${anywhere[@]}"
+    fronting container
+    in_it() { env -i nsenter --target "${PIDS[container]}" --mount --root --wd=/ --setgid 65532 --setuid 65532 /weir "$@"; }
+    check 'weir ctl in the Pod: it finds the socket' 'there is no lever in force' "$(in_it ctl list 2>&1)"
+    check_match 'weir ctl in the Pod: a lever is set' '^lever 1 is in force for 10m' "$(in_it ctl block --user alice 2>&1)"
+    check 'weir ctl in the Pod: it is in force at once' 429 "$(get -o "$WORK/body" -w '%{http_code}' -H "$(bearer alice)" /api/v1/nodes)"
+    check_match 'weir ctl in the Pod: and ended' 'lever 1' "$(in_it ctl undo 1 2>&1)"
+    check 'weir ctl in the Pod: which is in force, too' 200 "$(get -o "$WORK/body" -w '%{http_code}' -H "$(bearer alice)" /api/v1/nodes)"
+    check_match 'weir status in the Pod: it finds weir' 'now: ' "$(in_it status --admin "http://$ADMIN" 2>&1)"
+    stopped container
+    stopped cluster
+}
+
 unit() {
     local exposure
     check_ok 'the unit: systemd rates its exposure at 2.0 at most' \
@@ -151,4 +188,5 @@ unit() {
 kustomized
 unit
 in_a_pod
+exec_in_the_pod
 summary

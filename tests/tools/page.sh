@@ -300,6 +300,24 @@ picture $PICTURES/hung.png whole
 run kill -CONT ${PIDS[api]}
 $(headline "text !== 'The API server does not answer'")
 until $LIMIT document.getElementById('marks').textContent.includes('$UPSTREAM_ADDRESS answers again')
+run wrk -t 1 -c 2 -d 300 -H '$(bearer alice)' $PODS
+run printf 500 >'$DIR/fault'
+$(headline "/^[0-9.]+ requests a second get 5xx\$/.test(text)")
+eval [document.getElementById('now').className, / a second by the API server itself/.test(document.getElementById('now-detail').textContent)]
+until $LIMIT /[1-9][^ ]* 5xx/.test(document.getElementById('codes').textContent)
+picture $PICTURES/failing.png whole
+run printf none >'$DIR/fault'
+stop
+$(headline "text === 'No request waits or is rejected'")
+run printf 'maxRequestsInflight: many\n' >'$WORK/weir.yaml'
+until $LIMIT document.getElementById('now-also').textContent.includes('alarm config')
+until $LIMIT document.getElementById('marks').textContent.includes('refused')
+run '$WEIR' ctl --control-socket '$SOCKET' bypass on --for=5m --reason 'is weir the cause?'
+until $LIMIT document.getElementById('levers').textContent.includes('is weir the cause?')
+picture $PICTURES/suspect.png whole
+run '$WEIR' ctl --control-socket '$SOCKET' bypass off
+run printf 'maxRequestsInflight: 181\nmaxMutatingRequestsInflight: 70\n' >'$WORK/weir.yaml'
+until $LIMIT document.getElementById('now-also').hidden && !document.getElementById('levers').textContent.includes('is weir the cause?')
 eval (past => { source.dispatchEvent(new MessageEvent('history', { data: past })); source.dispatchEvent(new MessageEvent('snapshot', { data: JSON.stringify(snaps.length ? snaps.at(-1) : window.last) })); return [document.getElementById('no-now').firstChild.textContent, document.getElementById('codes').textContent.startsWith('\u2013 2xx')]; })((window.last = snaps.at(-1), JSON.stringify(history)))
 errors
 STEPS
@@ -354,6 +372,24 @@ said 'a picture is taken' true
 said 'it goes on' true
 said '... which the headline shows' "$done_in"
 said '... and a mark' "$done_in"
+said 'a client goes on' true
+said 'the API server fails' true
+said '5xx: the headline says so' "$done_in"
+said "... and that they are the API server's own" '\["now (critical|warning)", true\]'
+said '... as the codes do' "$done_in"
+said 'a picture is taken' true
+said 'it no longer fails' true
+said 'the client ends' true
+said '... and nothing hurts any more' "$done_in"
+said 'settings are written that weir refuses' true
+said 'weir itself: the alarm stands beside the headline' "$done_in"
+said '... and the refusal is marked' "$done_in"
+said 'an operator lifts all limits' true
+said '... which has a banner' "$done_in"
+said 'a picture is taken' true
+said 'the limits are back' true
+said 'so are the settings' true
+said '... and nothing is left of it' "$done_in"
 said 'before there is a rate there is no 0' '\["\\u2013", true\]'
 said 'the console says nothing' '\[\]'
 stopped incidents

@@ -139,6 +139,13 @@ impl Growth<'_> {
     }
 }
 
+fn in_flight(now: &StatusSnapshot) -> String {
+    match now.requests.in_flight {
+        1 => "1 request in flight".to_owned(),
+        count => format!("{count} requests in flight"),
+    }
+}
+
 /// No request gets through, or those with certificates do not.
 fn outage(now: &StatusSnapshot) -> Option<Trouble> {
     let readiness = &now.readiness;
@@ -147,7 +154,7 @@ fn outage(now: &StatusSnapshot) -> Option<Trouble> {
             severity: HeadlineSeverity::Warning,
             hurt: EVERYTHING,
             text: "weir is shutting down".to_owned(),
-            detail: format!("{} requests in flight", now.requests.in_flight),
+            detail: in_flight(now),
         });
     } else if let Some(why) = &readiness.loop_failure {
         ("The upstream leads back to this weir", why)
@@ -383,7 +390,7 @@ fn calm(now: &StatusSnapshot, rates: Option<Growth<'_>>) -> Headline {
             false => HeadlineSeverity::Warning,
         },
         text,
-        detail: format!("{} requests in flight", now.requests.in_flight),
+        detail: in_flight(now),
         also,
         ..Headline::default()
     }
