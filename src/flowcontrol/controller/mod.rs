@@ -17,7 +17,6 @@ mod dry_run;
 mod dump;
 mod held_seats;
 mod object_counting;
-mod object_stats;
 mod outcome;
 mod snapshot;
 #[cfg(test)]

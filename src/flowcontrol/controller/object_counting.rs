@@ -1,5 +1,5 @@
-//! Object counts that weir requests: records which resources are listed, and the results of the
-//! calls.
+//! The number and size of objects, which determine the estimates of later requests: those that
+//! responses and metrics show, and those that weir requests.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,10 @@ use weir_flowcontrol::work_estimator::count_schedule::{
     CountCall, CountOutcome, CountableResource, NextCountCall,
 };
 use weir_flowcontrol::work_estimator::depends_on_count;
-use weir_flowcontrol::work_estimator::object_counts::lists_objects;
+use weir_flowcontrol::work_estimator::object_counts::{
+    FullList, ListResponse, SavedCount, lists_objects,
+};
+use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use weir_kubernetes::request_info::RequestInfo;
 
 impl Controller {
@@ -80,5 +83,33 @@ impl Controller {
     /// No notification is lost.
     pub(crate) async fn wait_for_new_resource(&self) {
         self.object_counting.resource_listed.notified().await;
+    }
+}
+
+impl Controller {
+    /// Records the response to a list, or the initial events of a watch.
+    pub(crate) fn record_list_response(&self, list: &FullList, response: ListResponse) {
+        self.object_counts
+            .lock()
+            .record_list(Clock.now(), list, response);
+    }
+
+    /// Records the counts from kube-apiserver's metrics. For three minutes they take precedence
+    /// over counts from responses.
+    pub(crate) fn record_server_counts(&self, metrics: &ResourceMetrics) {
+        self.object_counts
+            .lock()
+            .record_server_counts(Clock.now(), metrics.counts());
+    }
+
+    /// All counts and sizes, for another process.
+    #[must_use]
+    pub(crate) fn save_counts(&self) -> Vec<SavedCount> {
+        self.object_counts.lock().save(Clock.now())
+    }
+
+    /// Takes over the counts and sizes of another process.
+    pub(crate) fn restore_counts(&self, saved: &[SavedCount]) {
+        self.object_counts.lock().restore(Clock.now(), saved);
     }
 }

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
+use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
 use crate::upstream::connection::connector::Protocol;
 use crate::upstream::connection::error::ForwardError;
-use crate::upstream::pool::failure_stats::FailureStats;
-use prometheus::core::Collector;
 use weir_base::metrics::{GaugeGuard, Registry};
 
 /// Metrics of the upstream connections. The label `way` holds [`AuthMode::NAME`].
@@ -104,5 +105,38 @@ impl UpstreamMetrics {
     /// Counts a connection as open until the value is dropped.
     pub(crate) fn count_open(&self, way: &str) -> GaugeGuard {
         GaugeGuard::new(self.open_connections.with_label_values(&[way]))
+    }
+}
+
+/// Failures so far.
+#[derive(Debug, Default)]
+pub(crate) struct FailureStats(Mutex<FailureSnapshot>);
+
+/// A copy of the counts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FailureSnapshot {
+    /// The number of failures by [`ForwardError::label`].
+    pub(crate) by_cause: BTreeMap<&'static str, u64>,
+    /// The last failure, with its time.
+    pub(crate) last: Option<(Instant, ForwardError)>,
+}
+
+impl FailureStats {
+    /// Counts a failure at `now`.
+    pub(crate) fn record(&self, failure: &ForwardError, now: Instant) {
+        let mut stats = self.lock();
+        *stats.by_cause.entry(failure.label()).or_default() += 1;
+        stats.last = Some((now, failure.clone()));
+    }
+
+    /// All failures so far.
+    #[must_use]
+    pub(crate) fn snapshot(&self) -> FailureSnapshot {
+        self.lock().clone()
+    }
+
+    /// The lock is held for a few additions.
+    fn lock(&self) -> MutexGuard<'_, FailureSnapshot> {
+        self.0.lock()
     }
 }

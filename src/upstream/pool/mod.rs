@@ -21,7 +21,6 @@
 //! GOAWAY is received.
 
 pub(crate) mod connection_class;
-pub(crate) mod failure_stats;
 pub(crate) mod http1;
 pub(crate) mod http2_lease;
 pub(crate) mod lease;

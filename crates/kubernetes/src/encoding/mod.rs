@@ -10,7 +10,6 @@
 //! | [`protobuf`] | Protobuf's wire format |
 //! | [`yaml`] | YAML in block style, written |
 
-pub mod cbor;
 pub mod client_text;
 pub mod go_text;
 pub mod hpack;

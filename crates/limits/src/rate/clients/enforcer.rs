@@ -1,16 +1,17 @@
 //! Enforces the rules of `clientLimits`: matches, delays, rejects and counts requests.
 
-use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use prometheus::IntCounter;
 
 use crate::admission_attributes::{AdmissionAttributes, RequestSource};
 use crate::enforcement::EnforcementSwitch;
-use crate::rate::clients::config::{ClientDistinguisher, ClientLimitResponse, ClientLimitRule};
+use crate::rate::clients::config::{
+    ClientDistinguisher, ClientLimitResponse, ClientLimitRule, rule_summary,
+};
 use crate::rate::clients::metrics::{ClientLimitMetrics, ClientRuleMetrics};
-use crate::rate::clients::summary::rule_summary;
 use crate::rate::clients::tables::{
     ClientLimitDecision, ClientLimitKind, ClientLimitRequest, ClientRuleTables, ObjectWriteOutcome,
 };
@@ -19,7 +20,8 @@ use crate::rate::lru_key::{LruKey, LruKeyHasher};
 use crate::rate::snapshot::RateLimitSnapshot;
 use crate::rate::spin_lock::spin_lock;
 use crate::rate::top_keys::{TopKey, TopKeys};
-use crate::shared_limits::source::Sharing;
+use crate::shared_limits::bucket::RefillAnswer;
+use crate::shared_limits::source::{RefillSource, Sharing, SourceCall};
 use crate::throttling::token_bucket::retry_after_seconds;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
@@ -604,4 +606,14 @@ enum SlotOutcome {
 /// Whether the request is a write that is not long-running.
 pub fn is_write(info: &RequestInfo<'_>) -> bool {
     info.mutating() && !info.long_running()
+}
+
+impl RefillSource for ClientRuleEnforcer {
+    fn collect(&self, now: Instant, max_keys: usize, calls: &mut Vec<SourceCall>) {
+        spin_lock(&self.tables).collect(now, max_keys, calls);
+    }
+
+    fn apply(&self, call: &SourceCall, answer: RefillAnswer, now: Instant) {
+        spin_lock(&self.tables).apply(call, answer, now);
+    }
 }

@@ -14,6 +14,4 @@
 pub mod config;
 pub mod enforcer;
 mod metrics;
-mod refill;
-mod summary;
 pub mod tables;

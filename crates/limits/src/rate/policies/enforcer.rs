@@ -16,7 +16,9 @@ use crate::rate::lru_key::{LruKey, LruKeyHasher};
 use crate::rate::snapshot::RateLimitSnapshot;
 use crate::rate::spin_lock::spin_lock;
 use crate::rate::top_keys::{TopKey, TopKeys};
+use crate::shared_limits::bucket::RefillAnswer;
 use crate::shared_limits::source::Sharing;
+use crate::shared_limits::source::{RefillSource, SourceCall};
 use crate::throttling::token_bucket::retry_after_seconds;
 use weir_base::metrics::Registry;
 use weir_cel::EvaluationError;
@@ -405,4 +407,18 @@ impl PolicyEnforcer {
 fn limit_key(fields: &[RequestField], request: &PolicyRequest<'_>, keys: &LruKeyHasher) -> LruKey {
     let values: Vec<Cow<'_, [u8]>> = fields.iter().map(|field| field.key(request)).collect();
     keys.hash_separate(values.iter().map(|value| &**value))
+}
+
+impl RefillSource for PolicyEnforcer {
+    fn collect(&self, now: Instant, max_keys: usize, calls: &mut Vec<SourceCall>) {
+        if let Some(buckets) = &self.buckets {
+            spin_lock(buckets).collect(0, now, max_keys, calls);
+        }
+    }
+
+    fn apply(&self, call: &SourceCall, answer: RefillAnswer, now: Instant) {
+        if let Some(buckets) = &self.buckets {
+            spin_lock(buckets).apply(call.key, answer, now);
+        }
+    }
 }

@@ -12,7 +12,6 @@ pub mod config;
 pub mod enforcer;
 mod message;
 mod metrics;
-mod refill;
 pub mod request;
 #[cfg(test)]
 mod tests;

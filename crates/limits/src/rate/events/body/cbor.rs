@@ -7,7 +7,6 @@ use std::collections::HashSet;
 use crate::rate::events::body::event_parser::{
     ByteText, EventParser, EventValue, EventValueKind, ParsedKey, ParsedList,
 };
-use weir_kubernetes::encoding::cbor::{BREAK, major_type, simple_value};
 
 /// `MaxNestedLevels` is about this. Only an attack nests deeper.
 const MAX_DEPTH: usize = 10_000;
@@ -39,7 +38,7 @@ struct OpenItems {
 }
 
 impl OpenItems {
-    const fn new(remaining: Option<u64>) -> Self {
+    pub(super) const fn new(remaining: Option<u64>) -> Self {
         Self {
             remaining,
             is_map: false,
@@ -290,3 +289,26 @@ impl<'b> EventParser<'b> for CborEventParser<'b> {
         self.remaining.is_empty().then_some(())
     }
 }
+
+/// The major type of an item: the highest three bits of its first byte.
+mod major_type {
+    pub(super) const UNSIGNED: u8 = 0;
+    pub(super) const NEGATIVE: u8 = 1;
+    pub(super) const BYTES: u8 = 2;
+    pub(super) const TEXT: u8 = 3;
+    pub(super) const ARRAY: u8 = 4;
+    pub(super) const MAP: u8 = 5;
+    pub(super) const TAG: u8 = 6;
+    pub(super) const SIMPLE: u8 = 7;
+}
+
+/// The simple values.
+mod simple_value {
+    pub(super) const FALSE: u64 = 20;
+    pub(super) const TRUE: u64 = 21;
+    pub(super) const NULL: u64 = 22;
+    pub(super) const UNDEFINED: u64 = 23;
+}
+
+/// Ends an item of indefinite length.
+const BREAK: u8 = 0xff;
