@@ -7,8 +7,12 @@ use tokio::net::TcpListener;
 
 use crate::app::components::Components;
 use crate::app::permanent::Permanent;
+use crate::app::start_error::StartError;
+use crate::config::{AdminAccessConfig, AdminAuthorizationMode, Config};
 use crate::drain::Drain;
-use crate::observe::admin::AdminServer;
+use crate::identity::CertificateVerifier;
+use crate::observe::admin::access::AdminAccess;
+use crate::observe::admin::{AdminServer, is_loopback};
 use crate::observe::admin::zpages::{EffectiveConfig, Zpages};
 use crate::observe::alarms::board::{AlarmBoard, LossCounts};
 use crate::observe::audit::AuditMetrics;
@@ -16,24 +20,86 @@ use crate::observe::logging::recording::RecordingMetrics;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::sources::{ConfiguredSources, StatusSources};
 use crate::replicas::peers::snapshots::SnapshotSource;
+use crate::server;
 use crate::server::metrics::ServerMetrics;
+use crate::server::tls::ListenerTlsConfig;
 use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_u32;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
-/// What operators are shown and a reload replaces.
-pub(super) type ShownConfig = (
-    Arc<ArcSwap<ConfiguredSources>>,
-    Arc<ArcSwap<EffectiveConfig>>,
-);
+/// What operators are shown, and the access to it. A reload replaces the content.
+#[derive(Clone, Debug)]
+pub(super) struct ShownConfig {
+    sources: Arc<ArcSwap<ConfiguredSources>>,
+    effective: Arc<ArcSwap<EffectiveConfig>>,
+    access: Arc<ArcSwap<AdminAccess>>,
+}
 
-/// What operators are shown at the start.
-pub(super) fn shown_config(components: &Components) -> ShownConfig {
-    (
-        Arc::new(ArcSwap::from_pointee(components.configured_sources())),
-        Arc::new(ArcSwap::from_pointee(
-            components.config.admin.effective.clone(),
-        )),
-    )
+impl ShownConfig {
+    /// That of `components`, at the start.
+    pub(super) fn new(components: &Components) -> Self {
+        let effective = components.config.admin.effective.clone();
+        Self {
+            sources: Arc::new(ArcSwap::from_pointee(components.configured_sources())),
+            effective: Arc::new(ArcSwap::from_pointee(effective)),
+            access: Arc::new(ArcSwap::new(Arc::clone(&components.admin_access))),
+        }
+    }
+
+    /// Shows that of `components`, from the next request on.
+    pub(super) fn replace(&self, components: &Components) {
+        let effective = components.config.admin.effective.clone();
+        self.sources.store(Arc::new(components.configured_sources()));
+        self.effective.store(Arc::new(effective));
+        self.access.store(Arc::clone(&components.admin_access));
+    }
+}
+
+/// The access to the admin listener that `config` describes, at the address that `config` names.
+///
+/// # Errors
+/// TLS cannot be set up, or a reload would open a listener that is not on the loopback.
+pub(super) fn admin_access(
+    config: &Config,
+    permanent: &Permanent,
+    is_reload: bool,
+) -> Result<AdminAccess, StartError> {
+    let (admin, provider) = (&config.admin, &config.crypto_provider);
+    let AdminAccessConfig {
+        certificate,
+        client_ca,
+        tokens,
+        authorization,
+    } = admin.access.clone();
+    // `adminAddress` may be another one in the file, but the listener stays where it is.
+    if is_reload && admin.access.is_open() && !is_loopback(admin.address) {
+        let why = "it would be open, and is not on the loopback";
+        return Err(StartError::new("access to the admin address", why));
+    }
+    let tls = certificate.map(|certificate| {
+        let tls = ListenerTlsConfig {
+            certificate,
+            client_ca: client_ca.clone(),
+            named_certificates: Vec::new(),
+            ..config.serving.tls.clone()
+        };
+        // Sessions hold client certificates, which another CA may not have signed.
+        let mut tls = server::tls::server_config(tls, Arc::clone(provider), None)?;
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok::<_, rustls::Error>(Arc::new(tls))
+    });
+    let verifier = client_ca.map(|roots| CertificateVerifier::new(roots, Arc::clone(provider)));
+    let is_delegated = authorization == AdminAuthorizationMode::Webhook;
+    Ok(AdminAccess {
+        tls: tls
+            .transpose()
+            .map_err(|why| StartError::new("TLS at the admin address", why))?,
+        client_ca: verifier
+            .transpose()
+            .map_err(|why| StartError::new("--admin-client-ca-file", why))?,
+        tokens,
+        delegated: is_delegated.then(|| Arc::clone(&permanent.delegated_auth)),
+    })
 }
 
 /// The listeners for operators and probes, and what each serves.
@@ -50,9 +116,10 @@ impl AdminListeners {
         sockets: (Arc<TcpListener>, Option<Arc<TcpListener>>),
         permanent: &Permanent,
         components: &Components,
-        (sources, effective): &ShownConfig,
+        shown: &ShownConfig,
     ) -> Self {
         let (admin, registry) = (&components.config.admin, &permanent.registry);
+        let (sources, effective) = (&shown.sources, &shown.effective);
         let readiness = &permanent.own_calls.readiness;
         let files = Arc::clone(effective);
         let alarms = AlarmBoard::register(
@@ -99,6 +166,11 @@ impl AdminListeners {
                     metrics: registry.clone(),
                     configured: Arc::clone(sources),
                     is_for_operators: operators,
+                    access: match operators {
+                        true => Arc::clone(&shown.access),
+                        false => Arc::default(),
+                    },
+                    rejection_log: LogLimiter::default(),
                     connection_budget: operators.then(|| permanent.connection_budget.clone()),
                     recorder: operators.then(|| Arc::clone(&components.observers.recorder)),
                     top_talkers: operators.then(|| Arc::clone(&permanent.talkers)),

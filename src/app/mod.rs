@@ -28,7 +28,7 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::app::admin_listeners::{AdminListeners, shown_config};
+use crate::app::admin_listeners::{AdminListeners, ShownConfig};
 use crate::app::components::{Components, Prepared};
 use crate::app::control::Control;
 use crate::app::lifecycle::shutdown::{
@@ -131,7 +131,7 @@ impl App {
             health,
             all,
         } = Sockets::listen(config.serving.address, &config.admin, inherited)?;
-        let shown = shown_config(&components);
+        let shown = ShownConfig::new(&components);
         let admin = AdminListeners::new((admin, health), &permanent, &components, &shown);
         let settings = Arc::new(ArcSwap::from_pointee(settings));
         let listener = ConfiguredListener::start(main, &settings, &permanent, &components)?;

@@ -57,6 +57,8 @@ impl Reloader {
         let upstream = &earlier.config.upstream;
         // Requests list the same id before and after.
         config.upstream.instance_id = upstream.instance_id.clone();
+        // The listener stays where it is.
+        config.admin.address = earlier.config.admin.address;
         check_server(&config.upstream, upstream)?;
         let listener = self.settings.load_full();
         let prepared = Prepared::new(config, permanent, Some(&earlier), Some(&listener)).await?;
@@ -74,9 +76,8 @@ impl Reloader {
             worker.replace_pipeline(permanent, &components);
         }
         components.auth.authenticator.announce_trust();
-        let (sources, effective) = &self.shown;
-        sources.store(Arc::new(components.configured_sources()));
-        effective.store(Arc::new(components.config.admin.effective.clone()));
+        self.shown.replace(&components);
+        permanent.delegated_auth.end_backoff();
         components.register_info_metrics(permanent);
         permanent
             .own_calls
