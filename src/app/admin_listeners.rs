@@ -12,8 +12,8 @@ use crate::config::{AdminAccessConfig, AdminAuthorizationMode, Config};
 use crate::drain::Drain;
 use crate::identity::CertificateVerifier;
 use crate::observe::admin::access::AdminAccess;
-use crate::observe::admin::{AdminServer, is_loopback};
 use crate::observe::admin::zpages::{EffectiveConfig, Zpages};
+use crate::observe::admin::{AdminServer, is_loopback};
 use crate::observe::alarms::board::{AlarmBoard, LossCounts};
 use crate::observe::audit::AuditMetrics;
 use crate::observe::logging::recording::RecordingMetrics;
@@ -49,7 +49,8 @@ impl ShownConfig {
     /// Shows that of `components`, from the next request on.
     pub(super) fn replace(&self, components: &Components) {
         let effective = components.config.admin.effective.clone();
-        self.sources.store(Arc::new(components.configured_sources()));
+        self.sources
+            .store(Arc::new(components.configured_sources()));
         self.effective.store(Arc::new(effective));
         self.access.store(Arc::clone(&components.admin_access));
     }

@@ -64,8 +64,7 @@ impl TokenList {
             return false;
         };
         let given = hasher.hash(token).to_bytes();
-        let is_equal =
-            |hash: &TokenHash| verify_slices_are_equal(&hash.to_bytes(), &given).is_ok();
+        let is_equal = |hash: &TokenHash| verify_slices_are_equal(&hash.to_bytes(), &given).is_ok();
         let hashes = self.hashes.iter();
         hashes.fold(false, |found, hash| found | is_equal(hash))
     }
@@ -105,7 +104,8 @@ mod tests {
 
     #[test]
     fn only_whole_tokens_of_the_file_are_accepted() {
-        let list = TokenList::parse(&format!("\n{TOKEN}\r\n  another-token-of-32.bytes==\n")).unwrap();
+        let list =
+            TokenList::parse(&format!("\n{TOKEN}\r\n  another-token-of-32.bytes==\n")).unwrap();
         assert!(list.contains(TOKEN.as_bytes()));
         assert!(list.contains(b"another-token-of-32.bytes=="));
         for other in ["", "0123456789abcdef", &format!("{TOKEN}0"), "\n"] {
@@ -121,7 +121,11 @@ mod tests {
         let errors = TokenList::parse(&text).unwrap_err();
         let lines: Vec<_> = errors.iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [2, 4, 5]);
-        assert!(errors.iter().all(|(_, why)| !why.contains("short") && !why.contains("alice")));
+        assert!(
+            errors
+                .iter()
+                .all(|(_, why)| !why.contains("short") && !why.contains("alice"))
+        );
         assert_eq!(TokenList::parse("\n \n").unwrap_err()[0].0, 0);
     }
 }

@@ -22,7 +22,8 @@ const MODE: &str = "admin-authorization-mode";
 /// The error, or for a playground the warning, of an open address that others can reach.
 const EXPOSED: &str = "not a loopback address: users' names, limits and metrics would be open to each client that reaches it; give --admin-tls-cert-file, and --admin-client-ca-file, --admin-token-file or --admin-authorization-mode=Webhook (for probes and metrics alone: --health-address, --health-metrics)";
 
-const WITHOUT_TLS: &str = "only together with --admin-tls-cert-file: credentials are not accepted over plain HTTP";
+const WITHOUT_TLS: &str =
+    "only together with --admin-tls-cert-file: credentials are not accepted over plain HTTP";
 
 impl FlagResolver {
     /// The access to `address`. `has_credentials`: weir has some of its own at the API server.
@@ -105,7 +106,10 @@ impl FlagResolver {
                 None
             }
             (None, Some(_)) => {
-                self.add(CERTIFICATE, "needed: the certificate of --admin-tls-private-key-file (PEM)");
+                self.add(
+                    CERTIFICATE,
+                    "needed: the certificate of --admin-tls-private-key-file (PEM)",
+                );
                 None
             }
             (None, None) => None,

@@ -39,8 +39,8 @@ use crate::control::ControlConfig;
 use crate::flowcontrol::controller;
 #[cfg(feature = "tools")]
 use crate::flowcontrol::sources::FlowcontrolSources;
-use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::admin::log_level;
+use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::spans;
 use crate::server::settings::ServingConfig;
 use crate::upstream::UpstreamConfig;
@@ -260,11 +260,8 @@ impl FlagResolver {
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
         let has_credentials = self.kubeconfig_source(&upstream).is_some();
-        let admin_access = self.resolve_admin_access(
-            &operation.admin,
-            operation.admin_address,
-            has_credentials,
-        );
+        let admin_access =
+            self.resolve_admin_access(&operation.admin, operation.admin_address, has_credentials);
         self.warn_about_idle_settings(&origin.given);
         let (serving, identity, (upstream, own_credentials)) = (serving?, identity?, server?);
         let workers = operation.workers.map_or_else(core_count, usize::from);

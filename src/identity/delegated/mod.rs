@@ -30,9 +30,7 @@ use crate::identity::impersonation::decision_cache::{CachedDecision, DecisionCac
 use crate::identity::impersonation::subject_access_review;
 use crate::identity::impersonation::subject_access_review::AccessReviewDecision;
 use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::review_queue::{
-    MissingPermission, QueuedReview, ReviewQueue,
-};
+use crate::identity::review_queue::{MissingPermission, QueuedReview, ReviewQueue};
 use crate::identity::token_hash::{TokenHash, TokenHasher};
 use crate::identity::tokens::token_review;
 use crate::identity::tokens::token_review::TokenReviewOutcome;
@@ -214,7 +212,10 @@ impl DelegatedAuth {
         if let Some((user, expires_at)) = known
             && now < expires_at
         {
-            return user.map_or(TokenAuthentication::Rejected, TokenAuthentication::Authenticated);
+            return user.map_or(
+                TokenAuthentication::Rejected,
+                TokenAuthentication::Authenticated,
+            );
         }
         let pending = self
             .token_queue
@@ -223,7 +224,10 @@ impl DelegatedAuth {
             return TokenAuthentication::Unanswered;
         };
         let result = timeout_at(deadline.0.into(), pending.wait()).await;
-        result.ok().flatten().unwrap_or(TokenAuthentication::Unanswered)
+        result
+            .ok()
+            .flatten()
+            .unwrap_or(TokenAuthentication::Unanswered)
     }
 
     /// Whether `user` may do what `attributes` say.

@@ -56,7 +56,8 @@ fn start() -> (Arc<FakeReviewServer>, Arc<DelegatedAuth>) {
 
 async fn authenticate(auth: &DelegatedAuth, token: &str) -> TokenAuthentication {
     let deadline = ReviewDeadline::from_arrival(Clock.now());
-    auth.authenticate(token.as_bytes(), source(), deadline).await
+    auth.authenticate(token.as_bytes(), source(), deadline)
+        .await
 }
 
 async fn authorize(auth: &DelegatedAuth, user: &Arc<UserInfo>, path: &str) -> PathDecision {

@@ -76,7 +76,9 @@ impl AccessError {
     pub(crate) fn text(&self) -> &str {
         match self {
             Self::Forbidden(text) | Self::Unauthenticated(text) => text,
-            Self::OtherProtocol => "this listener has changed between http and https: connect again",
+            Self::OtherProtocol => {
+                "this listener has changed between http and https: connect again"
+            }
             Self::Unanswered => "the API server has not answered whether this is allowed",
         }
     }
@@ -162,7 +164,10 @@ impl AdminAccess {
         let Some(delegated) = &self.delegated else {
             return Err(self.unauthenticated("the bearer token is not valid"));
         };
-        match delegated.authenticate(&token, client.source, deadline).await {
+        match delegated
+            .authenticate(&token, client.source, deadline)
+            .await
+        {
             TokenAuthentication::Authenticated(user) => Ok(Authenticated::User(user)),
             TokenAuthentication::Rejected => {
                 Err(self.unauthenticated("the bearer token is not valid"))
@@ -179,7 +184,10 @@ impl AdminAccess {
             .delegated
             .as_ref()
             .map(|_| "a bearer token that the API server knows");
-        let accepted: Vec<_> = [certificate, listed, reviewed].into_iter().flatten().collect();
+        let accepted: Vec<_> = [certificate, listed, reviewed]
+            .into_iter()
+            .flatten()
+            .collect();
         AccessError::Unauthenticated(format!("{why}: send {}", accepted.join(" or ")))
     }
 }

@@ -124,8 +124,7 @@ const FOREIGN_HOST_TEXT: &str =
     "this listener is on the loopback interface: use its address or localhost as Host\n";
 
 /// The response body for a change on a listener that is not on the loopback.
-const READ_ONLY_TEXT: &str =
-    "this listener is not on the loopback: nothing can be changed here\n";
+const READ_ONLY_TEXT: &str = "this listener is not on the loopback: nothing can be changed here\n";
 
 /// Whether only this machine can reach a listener at `address`.
 #[must_use]
