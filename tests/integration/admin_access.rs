@@ -15,7 +15,10 @@ use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::{ConfigDir, WeirProcess, required_flags, run};
 use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::Endpoints;
-use crate::support::{HttpVersion, eventually};
+use crate::support::{HttpVersion, eventually, yaml};
+
+const OVERLAY: &str =
+    include_str!("../../deploy/kustomize/overlays/prometheus-operator/deployment.yaml");
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 const OTHER_TOKEN: &str = "fedcba9876543210fedcba9876543210";
@@ -156,6 +159,65 @@ async fn a_token_of_the_file_may_read_until_it_is_removed() {
 }
 
 #[tokio::test]
+async fn weir_status_asks_over_tls_with_a_token() {
+    let upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    files.write("admin-tokens", TOKEN);
+    files.write("ca.crt", &pki().server_ca.pem);
+    let mut flags = required_flags(upstream.address);
+    flags.extend(TLS.map(str::to_owned));
+    flags.push("--admin-token-file=admin-tokens".to_owned());
+    let weir = WeirProcess::start(files, &flags).await;
+    let url = format!("--admin=https://localhost:{}", weir.admin.port());
+    let ask = async |flags: &[&str]| {
+        let all = [&["status", "-o=json", &url], flags].concat();
+        run(&weir.files, &all).await
+    };
+    let ca = "--certificate-authority=ca.crt";
+    let (name, token) = ("--tls-server-name=127.0.0.1", "--token-file=admin-tokens");
+    let answered = ask(&[ca, name, token]).await;
+    let status: Value = serde_json::from_str(&answered.stdout).expect(&answered.stderr);
+    assert!(status["version"].is_string());
+    for (flags, why) in [
+        (
+            &[ca, name][..],
+            "it answers 401 Unauthorized: there is no credential",
+        ),
+        (&[ca, token], "NotValidForName"),
+        (
+            &["--certificate-authority=client-ca.crt", name, token],
+            "UnknownIssuer",
+        ),
+    ] {
+        let failed = ask(flags).await;
+        assert_eq!(failed.code, Some(3));
+        assert!(failed.stderr.contains(why), "{why}: {}", failed.stderr);
+    }
+    let plain = format!("--admin=http://{}", weir.admin);
+    let refused = run(&weir.files, &["status", &plain, token]).await;
+    assert_eq!(refused.code, Some(2));
+    assert!(
+        refused
+            .stderr
+            .contains("--token-file: only with an https address")
+    );
+}
+
+/// The flags of the Pod that Prometheus scrapes, with the files of a test.
+fn overlay_flags() -> Vec<String> {
+    let patch = &yaml::documents(OVERLAY)[0];
+    let container = &patch["spec"]["template"]["spec"]["containers"][0];
+    let flags = container["args"].as_array().unwrap().iter();
+    let flags = flags.map(|flag| flag.as_str().unwrap());
+    let flags = flags.filter(|flag| flag.starts_with("--admin-") || flag.starts_with("--health-"));
+    let local = |flag: &str| {
+        flag.replace("/etc/weir/tls/", "")
+            .replace("0.0.0.0:6480", "127.0.0.1:0")
+    };
+    flags.map(local).collect()
+}
+
+#[tokio::test]
 async fn the_api_server_decides_who_may_read_in_webhook_mode() {
     let cluster = PlaygroundCluster::start_with(PlaygroundSettings::default()).await;
     cluster.server.deny(Denial {
@@ -163,8 +225,11 @@ async fn the_api_server_decides_who_may_read_in_webhook_mode() {
         verb: "get".to_owned(),
         target: "/metrics".to_owned(),
     });
-    let flags = ["--admin-authorization-mode=Webhook"];
-    let weir = in_front_of(&cluster, &flags).await;
+    let mut flags = kubeconfig_flags(&[]);
+    flags.retain(|flag| !flag.starts_with("--admin-address="));
+    flags.extend(overlay_flags());
+    let files = cluster.config_dir(&cluster.service_account_token("weir"));
+    let weir = WeirProcess::start(files, &flags).await;
     assert_only_probes_are_open(&weir).await;
     let prometheus = cluster.service_account_token("prometheus");
     for path in ["/metrics", "/metrics?x=1", "/status.json"] {
