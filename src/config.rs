@@ -274,6 +274,9 @@ pub struct AdminAccessConfig {
     pub tokens: TokenList,
     /// `--admin-authorization-mode`.
     pub authorization: AdminAuthorizationMode,
+    /// Whether a listener beyond the loopback may be open: that of a playground, whose data are made
+    /// up.
+    pub may_be_open: bool,
 }
 
 impl AdminAccessConfig {
@@ -285,6 +288,7 @@ impl AdminAccessConfig {
             client_ca,
             tokens,
             authorization,
+            may_be_open: _,
         } = self;
         client_ca.is_none()
             && tokens.is_empty()

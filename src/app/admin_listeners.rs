@@ -1,5 +1,6 @@
 //! The listeners for operators and probes.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -56,14 +57,31 @@ impl ShownConfig {
     }
 }
 
-/// The access to the admin listener that `config` describes, at the address that `config` names.
+/// Checks that a listener that others can reach is not open. The command line has looked at the address
+/// of the configuration; the service manager's socket, or that of before a reload, may be another one.
 ///
 /// # Errors
-/// TLS cannot be set up, or a reload would open a listener that is not on the loopback.
+/// It is open.
+pub(super) fn check_exposure(
+    listener: SocketAddr,
+    access: &AdminAccessConfig,
+) -> Result<(), StartError> {
+    if is_loopback(listener) || !access.is_open() || access.may_be_open {
+        return Ok(());
+    }
+    Err(StartError::new(
+        "the admin address would be open to others",
+        format!("{listener} is not a loopback address, and no --admin-* flag says who may read"),
+    ))
+}
+
+/// The access to the admin listener that `config` describes.
+///
+/// # Errors
+/// TLS cannot be set up.
 pub(super) fn admin_access(
     config: &Config,
     permanent: &Permanent,
-    is_reload: bool,
 ) -> Result<AdminAccess, StartError> {
     let (admin, provider) = (&config.admin, &config.crypto_provider);
     let AdminAccessConfig {
@@ -71,12 +89,8 @@ pub(super) fn admin_access(
         client_ca,
         tokens,
         authorization,
+        may_be_open: _,
     } = admin.access.clone();
-    // `adminAddress` may be another one in the file, but the listener stays where it is.
-    if is_reload && admin.access.is_open() && !is_loopback(admin.address) {
-        let why = "it would be open, and is not on the loopback";
-        return Err(StartError::new("access to the admin address", why));
-    }
     let tls = certificate.map(|certificate| {
         let tls = ListenerTlsConfig {
             certificate,

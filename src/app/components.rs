@@ -82,7 +82,7 @@ impl Prepared {
             observers: PreparedObservers::open(config.reporting.clone())?,
             peer_tls: peer_tls.flatten(),
             credentials,
-            admin_access: admin_access(&config, permanent, earlier.is_some())?,
+            admin_access: admin_access(&config, permanent)?,
             config,
         })
     }

@@ -28,7 +28,7 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::app::admin_listeners::{AdminListeners, ShownConfig};
+use crate::app::admin_listeners::{AdminListeners, ShownConfig, check_exposure};
 use crate::app::components::{Components, Prepared};
 use crate::app::control::Control;
 use crate::app::lifecycle::shutdown::{
@@ -136,6 +136,7 @@ impl App {
         let settings = Arc::new(ArcSwap::from_pointee(settings));
         let listener = ConfiguredListener::start(main, &settings, &permanent, &components)?;
         let addresses = Addresses::new(&listener.acceptor, &admin)?;
+        check_exposure(addresses.admin, &components.config.admin.access)?;
         permanent.own_calls.verify_servers(addresses.clients).await;
         let permanent = Arc::new(permanent);
         let components = Arc::new(ArcSwap::from_pointee(components));
@@ -148,6 +149,7 @@ impl App {
                 workers: listener.workers,
                 settings,
                 shown,
+                admin_address: addresses.admin,
             }),
             parts: StartedApp {
                 acceptor: listener.acceptor,

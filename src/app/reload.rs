@@ -11,11 +11,12 @@
 //!
 //! A new process for each change would lose queues and buckets.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::app::admin_listeners::ShownConfig;
+use crate::app::admin_listeners::{ShownConfig, check_exposure};
 use crate::app::components::{Components, Prepared, replace_servers};
 use crate::app::listener::ConfiguredWorker;
 use crate::app::permanent::Permanent;
@@ -34,6 +35,8 @@ pub(crate) struct Reloader {
     pub(super) workers: Vec<ConfiguredWorker>,
     pub(super) settings: Arc<ArcSwap<ListenerSettings>>,
     pub(super) shown: ShownConfig,
+    /// Where the admin listener is, and stays.
+    pub(super) admin_address: SocketAddr,
 }
 
 impl Reloader {
@@ -57,9 +60,8 @@ impl Reloader {
         let upstream = &earlier.config.upstream;
         // Requests list the same id before and after.
         config.upstream.instance_id = upstream.instance_id.clone();
-        // The listener stays where it is.
-        config.admin.address = earlier.config.admin.address;
         check_server(&config.upstream, upstream)?;
+        check_exposure(self.admin_address, &config.admin.access)?;
         let listener = self.settings.load_full();
         let prepared = Prepared::new(config, permanent, Some(&earlier), Some(&listener)).await?;
         let mut tasks = Tasks::default();

@@ -12,7 +12,7 @@ use crate::kubeconfig::kubeconfig_flags;
 use crate::support::certificates::{client_tls_config, pki};
 use crate::support::client::{FullResponse, TestRequest};
 use crate::support::fake_upstream::FakeUpstream;
-use crate::support::process::{ConfigDir, WeirProcess, required_flags, run};
+use crate::support::process::{ConfigDir, WeirProcess, required_flags, run, run_activated};
 use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::Endpoints;
 use crate::support::{HttpVersion, eventually, yaml};
@@ -365,6 +365,18 @@ async fn beyond_the_loopback_nothing_can_be_changed_and_a_reload_does_not_open_i
     })
     .await;
     assert_only_probes_are_open(&weir).await;
+}
+
+#[tokio::test]
+async fn a_socket_of_the_service_manager_beyond_the_loopback_is_not_open_either() {
+    let upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let flags = required_flags(upstream.address); // --admin-address=127.0.0.1:0
+    let ended = run_activated(&files, &flags, listener, "admin").await;
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let why = "the admin address would be open to others";
+    assert!(ended.stderr.contains(why), "{}", ended.stderr);
 }
 
 #[tokio::test]

@@ -2,6 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
+
+use rustls::sign::CertifiedKey;
 
 use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
@@ -64,10 +67,9 @@ impl FlagResolver {
             }
         }
         let certificate = self.read_admin_certificate(certificate.as_deref(), key.as_deref());
-        let client_ca = match client_ca {
-            Some(file) => Some(self.read_root_certificates(CLIENT_CA, file, tls::parse_roots)),
-            None => None,
-        };
+        let client_ca = client_ca
+            .as_ref()
+            .map(|file| self.read_root_certificates(CLIENT_CA, file, tls::parse_roots));
         let tokens = match tokens {
             Some(file) => self.read_token_list(file),
             None => Some(TokenList::default()),
@@ -80,6 +82,7 @@ impl FlagResolver {
             },
             tokens: tokens?,
             authorization: *authorization,
+            may_be_open: *may_be_open,
         })
     }
 
@@ -88,7 +91,7 @@ impl FlagResolver {
         &mut self,
         certificate: Option<&Path>,
         key: Option<&Path>,
-    ) -> Option<std::sync::Arc<rustls::sign::CertifiedKey>> {
+    ) -> Option<Arc<CertifiedKey>> {
         match (certificate, key) {
             (Some(certificate), Some(key)) => self.read_certified_key(
                 FlagFile {

@@ -97,6 +97,7 @@ const APPLICATION_JSON: HeaderValue = HeaderValue::from_static("application/json
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const JSON_LINES: HeaderValue = HeaderValue::from_static("application/jsonl");
 const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
+const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// Path prefix of kube-apiserver's dumps of API Priority and Fairness.
@@ -545,10 +546,7 @@ async fn handle_status(
     };
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, NO_STORE);
-    headers.insert(
-        header::X_CONTENT_TYPE_OPTIONS,
-        HeaderValue::from_static("nosniff"),
-    );
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, NOSNIFF);
     Some(response)
 }
 
@@ -658,8 +656,9 @@ fn json_response(text: &str) -> Response<AdminBody> {
 fn response(code: StatusCode, text: impl Into<Bytes>) -> Response<AdminBody> {
     let mut response = Response::new(Full::new(text.into()).boxed_unsync());
     *response.status_mut() = code;
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, TEXT_PLAIN);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, TEXT_PLAIN);
+    // A page of another site must not run a text as its script.
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, NOSNIFF);
     response
 }
