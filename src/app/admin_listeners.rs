@@ -1,6 +1,5 @@
 //! The listeners for operators and probes.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -8,22 +7,17 @@ use tokio::net::TcpListener;
 
 use crate::app::components::Components;
 use crate::app::permanent::Permanent;
-use crate::app::start_error::StartError;
-use crate::config::{AdminAccessConfig, AdminAuthorizationMode, Config};
 use crate::drain::Drain;
-use crate::identity::CertificateVerifier;
+use crate::observe::admin::AdminServer;
 use crate::observe::admin::access::AdminAccess;
 use crate::observe::admin::zpages::{EffectiveConfig, Zpages};
-use crate::observe::admin::{AdminServer, is_loopback};
 use crate::observe::alarms::board::{AlarmBoard, LossCounts};
 use crate::observe::audit::AuditMetrics;
 use crate::observe::logging::recording::RecordingMetrics;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::sources::{ConfiguredSources, StatusSources};
 use crate::replicas::peers::snapshots::SnapshotSource;
-use crate::server;
 use crate::server::metrics::ServerMetrics;
-use crate::server::tls::ListenerTlsConfig;
 use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_u32;
 use weir_limits::throttling::log_limiter::LogLimiter;
@@ -55,66 +49,6 @@ impl ShownConfig {
         self.effective.store(Arc::new(effective));
         self.access.store(Arc::clone(&components.admin_access));
     }
-}
-
-/// Checks that a listener that others can reach is not open. The command line has looked at the address
-/// of the configuration; the service manager's socket, or that of before a reload, may be another one.
-///
-/// # Errors
-/// It is open.
-pub(super) fn check_exposure(
-    listener: SocketAddr,
-    access: &AdminAccessConfig,
-) -> Result<(), StartError> {
-    if is_loopback(listener) || !access.is_open() || access.may_be_open {
-        return Ok(());
-    }
-    Err(StartError::new(
-        "the admin address would be open to others",
-        format!("{listener} is not a loopback address, and no --admin-* flag says who may read"),
-    ))
-}
-
-/// The access to the admin listener that `config` describes.
-///
-/// # Errors
-/// TLS cannot be set up.
-pub(super) fn admin_access(
-    config: &Config,
-    permanent: &Permanent,
-) -> Result<AdminAccess, StartError> {
-    let (admin, provider) = (&config.admin, &config.crypto_provider);
-    let AdminAccessConfig {
-        certificate,
-        client_ca,
-        tokens,
-        authorization,
-        may_be_open: _,
-    } = admin.access.clone();
-    let tls = certificate.map(|certificate| {
-        let tls = ListenerTlsConfig {
-            certificate,
-            client_ca: client_ca.clone(),
-            named_certificates: Vec::new(),
-            ..config.serving.tls.clone()
-        };
-        // Sessions hold client certificates, which another CA may not have signed.
-        let mut tls = server::tls::server_config(tls, Arc::clone(provider), None)?;
-        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok::<_, rustls::Error>(Arc::new(tls))
-    });
-    let verifier = client_ca.map(|roots| CertificateVerifier::new(roots, Arc::clone(provider)));
-    let is_delegated = authorization == AdminAuthorizationMode::Webhook;
-    Ok(AdminAccess {
-        tls: tls
-            .transpose()
-            .map_err(|why| StartError::new("TLS at the admin address", why))?,
-        client_ca: verifier
-            .transpose()
-            .map_err(|why| StartError::new("--admin-client-ca-file", why))?,
-        tokens,
-        delegated: is_delegated.then(|| Arc::clone(&permanent.delegated_auth)),
-    })
 }
 
 /// The listeners for operators and probes, and what each serves.

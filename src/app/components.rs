@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::app::admin_listeners::admin_access;
+use crate::app::admin_access::admin_access;
 use crate::app::api_server_tasks::feeds_other_limiter;
 use crate::app::authentication::{AuthComponents, PreparedAuth};
 use crate::app::info_metrics;

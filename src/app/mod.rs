@@ -3,6 +3,7 @@
 //! The control runtime (this one) accepts connections and serves operators; workers serve clients.
 
 mod access_review;
+mod admin_access;
 mod admin_listeners;
 mod api_server_tasks;
 mod authentication;
@@ -28,7 +29,8 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::app::admin_listeners::{AdminListeners, ShownConfig, check_exposure};
+use crate::app::admin_access::check_exposure;
+use crate::app::admin_listeners::{AdminListeners, ShownConfig};
 use crate::app::components::{Components, Prepared};
 use crate::app::control::Control;
 use crate::app::lifecycle::shutdown::{

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::app::admin_listeners::{ShownConfig, check_exposure};
+use crate::app::admin_access::check_exposure;
+use crate::app::admin_listeners::ShownConfig;
 use crate::app::components::{Components, Prepared, replace_servers};
 use crate::app::listener::ConfiguredWorker;
 use crate::app::permanent::Permanent;

@@ -117,6 +117,8 @@ with_authorization() {
     check 'a made-up token is no credential' 401 "$(code -H 'Authorization: Bearer made-up' "$url/metrics")"
     check_match 'which is said' 'the bearer token is not valid' "$(<"$WORK/body")"
     check 'an administrator may see the page' 200 "$(code -H "$DELEGATED_ADMIN" "$url/")"
+    check_match 'weir status asks with a token' '"version"' "$("$WEIR" status -o json --admin "$url" \
+        --certificate-authority "$DELEGATED_DIR/ca.crt" --token-file "$DELEGATED_DIR/service-account.token" 2>&1)"
     check 'probes need no token' 200 "$(code "$url/livez")"
 }
 

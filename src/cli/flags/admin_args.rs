@@ -24,7 +24,7 @@ pub(crate) struct AdminArgs {
     /// API server is away. Needs --admin-tls-cert-file.
     #[arg(long, value_name = "FILE")]
     pub(crate) admin_token_file: Option<PathBuf>,
-    /// AlwaysAllow: whoever has a certificate or a token of the two flags above may read the admin address. Webhook: the API server
+    /// AlwaysAllow: each client with a certificate or a token of the two flags above may read the admin address. Webhook: the API server
     /// authenticates other tokens (TokenReview), too, and decides about each path (SubjectAccessReview for nonResourceURLs; an answer counts for
     /// 10 seconds; system:masters may read everything). Webhook needs --admin-tls-cert-file, and a --kubeconfig whose user may create both
     /// reviews (ClusterRole system:auth-delegator).
