@@ -214,7 +214,7 @@ fn upstream_config() -> UpstreamConfig {
             "127.0.0.1".try_into().expect("a name"),
         )],
         endpoint_slices: false,
-        roots: weir::x509::CertificatePool::default(),
+        roots: weir_x509::CertificatePool::default(),
         front_proxy: None,
         max_http2_connections: 1,
         protocol: UpstreamProtocol::Auto,

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use http::{HeaderMap, StatusCode};
 use weir::observe::info_metrics::InfoMetrics;
-use weir::observe::process_metrics;
 use weir::pipeline::trace::{MetricSubject, RequestMetrics, Trace};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
+use weir_base::process_metrics;
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use weir_kubernetes::request_info::{MetricLabels, RequestInfo};
 

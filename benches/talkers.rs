@@ -10,10 +10,10 @@ use std::time::{Instant, SystemTime};
 use criterion::{Criterion, criterion_group, criterion_main};
 use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, StatusCode};
-use weir::observe::top_talkers::{TopTalkers, TopTalkersQuery};
 use weir::pipeline::trace::outcome::RequestOutcome;
 use weir::pipeline::trace::record::{Record, RequestObserver};
 use weir_kubernetes::api::UserInfo;
+use weir_talkers::{TopTalkers, TopTalkersQuery};
 
 #[expect(clippy::disallowed_methods, reason = "a time to begin at")]
 fn now() -> (Instant, SystemTime) {

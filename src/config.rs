@@ -16,7 +16,6 @@ use crate::control::ControlConfig;
 use crate::flag_values::parse_duration;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
-use crate::identity::jwt::{JwtIssuer, KeySet};
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::token_list::TokenList;
 use crate::limits::list_bytes::ListBytesConfig;
@@ -32,12 +31,13 @@ use crate::replicas::config::ReplicaConfig;
 use crate::server::settings::ServingConfig;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
-use crate::x509::CertificatePool;
+use weir_jwt::{JwtIssuer, KeySet};
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::document::SourceLocation;
 use weir_limits::max_in_flight;
 use weir_limits::rate;
 use weir_limits::shared_limits::server::SharedLimitsConfig;
+use weir_x509::CertificatePool;
 
 /// The configuration of `weir serve`.
 #[derive(Clone, Debug)]

@@ -9,23 +9,23 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::handover::message::{Message, decode_text, encode_frame};
 use crate::identity::bearer_token::bearer_credential;
-use crate::identity::client_certificate::subject::CertificateSubject;
 use crate::identity::impersonation::target::{HeaderRules, impersonation_target};
-use crate::identity::jwt::{Jwt, KeySet, authentication_config};
 use crate::identity::request_header::IdentityHeaders;
-use crate::observe::audit::policy::AuditPolicy;
-use crate::replicas::message::ReplicaMessage;
 use crate::server::connection::frame_scanner::FrameScanner;
 use crate::server::connection::head_model_tests;
 use crate::server::proxy_protocol::parse_source_address;
-use crate::x509::Certificate;
+use weir_agreement::message::ReplicaMessage;
+use weir_audit::policy::AuditPolicy;
 use weir_cel::{Condition, ConditionInput};
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
+use weir_jwt::{Jwt, KeySet, authentication_config};
 use weir_kubernetes::api::{UserInfo, flowcontrol};
 use weir_kubernetes::document::{Diagnostics, parse_all};
 use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::rate::events::body::EventEncoding;
 use weir_limits::rate::{clients, events, policies};
+use weir_x509::Certificate;
+use weir_x509::CertificateSubject;
 
 /// A target: its name, and what it does.
 pub type Target = (&'static str, fn(&[u8]));

@@ -46,10 +46,8 @@ pub(crate) mod flag_values;
 pub(crate) mod handover;
 pub(crate) mod in_place;
 pub(crate) mod io;
-pub(crate) mod tls;
 pub(crate) mod write_coalescing;
 pub(crate) mod written_first;
-pub mod x509;
 
 // Any bytes, for what reads those of peers and files
 #[cfg(all(fuzzing, not(test)))]

@@ -35,13 +35,11 @@ use weir::limits::upgrade_rate::{
 };
 use weir::limits::watch_starts;
 use weir::limits::watch_starts::{MAX_STARTING, WatchStarts};
-use weir::observe::alarms::board::AlarmMetric;
-use weir::observe::alarms::list::KINDS;
+use weir::observe::alarm_board::AlarmMetric;
 use weir::observe::info_metrics::InfoMetrics;
 use weir::observe::logging::non_blocking::DroppedLineCounter;
-use weir::observe::process_metrics::HandoverMetrics;
 use weir::observe::readiness::front_proxy::FrontProxyHealth;
-use weir::observe::{process_metrics, spans};
+use weir::observe::spans;
 use weir::pipeline::connection::head_budget::{HEAD_BUDGET, HeadBudget};
 use weir::pipeline::connection::peer::BODY_DRAINS_PER_CONNECTION;
 use weir::pipeline::connection::request_count::RESET_BURST_SECONDS;
@@ -62,6 +60,8 @@ use weir::upstream::connection::connection_budget::{ConnectionBudget, SlotMetric
 use weir::upstream::loop_detection::LoopDetector;
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
 use weir_base::metrics::Registry;
+use weir_base::process_metrics;
+use weir_base::process_metrics::HandoverMetrics;
 use weir_limits::MaxInFlight;
 use weir_limits::max_in_flight;
 use weir_limits::rate::clients::enforcer::ClientLimits;
@@ -76,6 +76,7 @@ use weir_limits::throttling::read_spacing::{INEFFECTIVE_FRAMES_PER_RESET, READ_I
 use weir_limits::throttling::reconnect_backoff::{BACKOFF, CONNECT_INTERVAL};
 use weir_lint::rule::Rule;
 use weir_playground::Fault;
+use weir_status::alarms::KINDS;
 
 /// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would grant
 /// nothing.
@@ -515,7 +516,7 @@ fn upstream_config() -> weir::upstream::UpstreamConfig {
     weir::upstream::UpstreamConfig {
         servers: vec![ServerAddress::new(authority, name)],
         endpoint_slices: false,
-        roots: weir::x509::CertificatePool::default(),
+        roots: weir_x509::CertificatePool::default(),
         front_proxy: None,
         max_http2_connections: 1,
         protocol: weir::upstream::UpstreamProtocol::Auto,

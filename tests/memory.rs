@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 
 use allocation_counter::measure;
 use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
-use weir::observe::top_talkers::{TalkerName, TopTalkers, Weights};
 use weir_base::metrics::Registry;
 use weir_flowcontrol::bootstrap;
 use weir_kubernetes::api::flowcontrol::Object;
@@ -31,6 +30,7 @@ use weir_kubernetes::document::Diagnostics;
 use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::rate::events::body;
 use weir_limits::rate::events::body::EventEncoding;
+use weir_talkers::{TalkerName, TopTalkers, Weights};
 
 fn controller(seats: u32, objects: &[Object]) -> Arc<Controller> {
     let config = ControllerConfig {

@@ -11,7 +11,7 @@ use crate::drain::Drain;
 use crate::observe::admin::AdminServer;
 use crate::observe::admin::access::AdminAccess;
 use crate::observe::admin::zpages::{EffectiveConfig, Zpages};
-use crate::observe::alarms::board::{AlarmBoard, LossCounts};
+use crate::observe::alarm_board::{AlarmBoard, LossCounts};
 use crate::observe::audit::AuditMetrics;
 use crate::observe::logging::recording::RecordingMetrics;
 use crate::observe::status::StatusFeed;

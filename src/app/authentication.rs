@@ -7,7 +7,6 @@ use crate::app::start_error::StartError;
 use crate::app::tasks::Tasks;
 use crate::config::{Config, IssuerKeys, VerificationConfig};
 use crate::identity::impersonation::authorizer;
-use crate::identity::jwt::JwtIssuer;
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::ServiceAccountKeys;
@@ -18,9 +17,10 @@ use crate::identity::{
     TokenAuthenticator, TokenFile, tokens,
 };
 use crate::upstream::forward::external_client::ExternalClient;
-use crate::x509::CertificatePool;
 use crate::{config, upstream};
 use weir_base::metrics::Registry;
+use weir_jwt::JwtIssuer;
+use weir_x509::CertificatePool;
 
 /// The authenticator, what decides impersonations, and the names of the identity headers.
 pub(super) struct AuthComponents {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rustls::sign::CertifiedKey;
 
 use crate::observe::info_metrics::{CertificateExpiry, InfoMetrics};
-use crate::observe::process_metrics;
 use crate::observe::readiness::Readiness;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::tls;
 use weir_base::metrics::Registry;
+use weir_base::process_metrics;
 
 /// Registers the metrics of the process, of readiness, and of the certificates that weir presents.
 pub(super) fn register(

@@ -43,10 +43,10 @@ use crate::app::tasks::Tasks;
 use crate::config::Config;
 use crate::drain::{Drain, DrainStage};
 use crate::handover::listeners::{InheritedListeners, ListenerId};
-use crate::observe::process_metrics::HandoverMetrics;
 use crate::server::acceptor::Acceptor;
 use crate::server::worker::Worker;
 use weir_base::metrics::Registry;
+use weir_base::process_metrics::HandoverMetrics;
 
 pub(crate) use crate::app::lifecycle::handover::HandoverParts;
 pub(crate) use crate::app::lifecycle::shutdown::{ShutdownOutcome, StopReason};

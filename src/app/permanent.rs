@@ -19,7 +19,6 @@ use crate::limits::watch_starts::WatchStarts;
 use crate::observe::dry_run::DryRunCounts;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::status::outcome_counts::OutcomeCounts;
-use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::pipeline::reject::body_drain::BodyDrainBudget;
 use crate::pipeline::reject::delay::RejectionDelay;
@@ -37,6 +36,7 @@ use weir_limits::rate::RateLimits;
 use weir_limits::shared_limits::refill::SharedLimits;
 use weir_limits::throttling::log_limiter::LogLimiter;
 use weir_limits::throttling::memory_budget::MemoryBudget;
+use weir_talkers::TopTalkers;
 
 /// The components that stay while the process runs.
 pub(super) struct Permanent {

@@ -1,6 +1,7 @@
 //! The command line: one module for each command, and the flags that commands share.
 
 pub(crate) mod about;
+pub(crate) mod admin_client;
 pub(crate) mod check;
 mod command_line;
 pub mod commands;

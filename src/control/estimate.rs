@@ -7,9 +7,9 @@
 use std::net::IpAddr;
 
 use crate::control::message::{EstimateRow, LeverEstimate};
-use crate::observe::top_talkers::{Dimension, TopTalkers, TopTalkersQuery, UsageMeasure, Window};
 use weir_kubernetes::request_info::Verb;
 use weir_limits::levers::LeverTarget;
+use weir_talkers::{Dimension, TopTalkers, TopTalkersQuery, UsageMeasure, Window};
 
 /// The most rows of an answer for each field.
 const MAX_ROWS: usize = 10;

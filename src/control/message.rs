@@ -3,8 +3,8 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::observe::top_talkers::{TopTalkersQuery, TopTalkersReport};
 use weir_limits::levers::{LeverSnapshot, LeverTarget, TotalOverride};
+use weir_talkers::{TopTalkersQuery, TopTalkersReport};
 
 /// The longest request in bytes: 64 values of a target, and JSON around them.
 pub(crate) const MAX_REQUEST_BYTES: usize = 256 << 10;

@@ -23,7 +23,6 @@ use crate::identity::transport::ApiTransport;
 use crate::limits::levers::{Levers, Operator};
 use crate::limits::total_finder::TotalFinder;
 use crate::observe::audit::lever_event::LeverEvent;
-use crate::observe::top_talkers::TopTalkers;
 use crate::replicas::coordinator::{LeverReach, Replicas};
 use crate::replicas::peers::levers::LeverReceiver;
 use weir_base::clock::Clock;
@@ -31,6 +30,7 @@ use weir_limits::levers::{
     DEFAULT_DURATION, Lever, LeverAction, LeverRecord, LeverSetting, LeverSpec,
     ProtectedRequesters, TotalOverride,
 };
+use weir_talkers::TopTalkers;
 
 /// The most connections at a time. An operator has one.
 const MAX_CONNECTIONS: usize = 16;

@@ -7,28 +7,14 @@
 
 use std::borrow::Cow;
 
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use base64::{Engine, alphabet};
+use base64::Engine;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use http::{HeaderMap, HeaderValue};
+use weir_jwt::BASE64_RAW_URL;
 
 /// The prefix of a WebSocket subprotocol that carries a bearer token
 /// (`authentication/request/websocket/protocol.go`, 1.36).
 pub(crate) const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
-
-/// The longest token that is parsed or reviewed, in bytes. Kubernetes' own tokens have 1 to 2 KiB.
-/// An OIDC token with hundreds of groups has some tens of KiB.
-pub(super) const MAX_TOKEN_BYTES: usize = 128 << 10;
-
-/// Go's `base64.RawURLEncoding`: without padding, and unused bits of the last character may have
-/// any value.
-pub(super) const BASE64_RAW_URL: GeneralPurpose = GeneralPurpose::new(
-    &alphabet::URL_SAFE,
-    GeneralPurposeConfig::new()
-        .with_encode_padding(false)
-        .with_decode_padding_mode(DecodePaddingMode::RequireNone)
-        .with_decode_allow_trailing_bits(true),
-);
 
 /// The credential in a request's headers.
 #[derive(Clone, Debug, PartialEq, Eq)]

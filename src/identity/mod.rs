@@ -18,7 +18,6 @@ pub(crate) mod bearer_token;
 pub mod client_certificate;
 pub mod delegated;
 pub mod impersonation;
-pub mod jwt;
 pub mod request_header;
 pub mod review_queue;
 pub(crate) mod self_subject_review;

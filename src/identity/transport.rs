@@ -8,7 +8,7 @@ use std::pin::Pin;
 use bytes::Bytes;
 use http::StatusCode;
 
-use crate::x509::CertificatePool;
+use weir_x509::CertificatePool;
 
 /// A request to the API server.
 #[derive(Clone, Debug)]

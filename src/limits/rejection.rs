@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::flowcontrol::controller::{AdmissionRejection, FlowControlDecision};
-use weir_limits::levers::{LeverAction, LeverRejection};
+use weir_limits::levers::{BLOCKED, LEVER_LIMIT, LeverAction, LeverRejection};
 use weir_limits::max_in_flight::MaxInFlightRejection;
 use weir_limits::rate::clients::enforcer::ClientLimitRejection;
 use weir_limits::rate::events::enforcer::EventRejection;
@@ -13,14 +13,8 @@ use weir_limits::rejection_hold::HoldPolicy;
 /// The label of the limit of abandoned exempt requests.
 pub(crate) const ABANDONED_REQUESTS: &str = "abandoned-requests";
 
-/// The label of a lever that blocks.
-pub(crate) const BLOCKED: &str = "blocked";
-
 /// The label of the budget of lists.
 pub(crate) const LIST_BYTES: &str = "list-bytes";
-
-/// The label of a lever that limits.
-pub(crate) const LEVER_LIMIT: &str = "lever-limit";
 
 /// The label of the memory limit.
 pub(crate) const MEMORY_LIMIT: &str = "memory-limit";

@@ -2,17 +2,16 @@
 //! clients' port; logs, audit log and traces.
 
 pub mod admin;
-pub mod alarms;
+pub mod alarm_board;
 pub mod audit;
-mod background_writer;
-mod client_text;
 pub mod dry_run;
 pub mod info_metrics;
 pub mod logging;
-pub mod process_metrics;
 pub mod readiness;
 pub mod spans;
 pub(crate) mod status;
-pub mod top_talkers;
+mod talker_observer;
+#[cfg(test)]
+mod talker_observer_tests;
 #[cfg(test)]
 mod wait_tests;

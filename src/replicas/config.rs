@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustls::sign::CertifiedKey;
 
-use crate::x509::CertificatePool;
+use weir_x509::CertificatePool;
 
 /// The most connections at the peer port: for messages, snapshots and levers one of each replica, and
 /// some that are being replaced.

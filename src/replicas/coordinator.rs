@@ -19,9 +19,7 @@ use crate::limits::limiters::Limiters;
 use crate::limits::total_finder::TotalFinder;
 use crate::replicas::config::{PeerTls, ReplicaConfig};
 use crate::replicas::membership::{AdvertisedAddress, MembershipTask};
-use crate::replicas::message::ReplicaId;
 use crate::replicas::metrics::ReplicaMetrics;
-use crate::replicas::peer::PeerStatus;
 use crate::replicas::peers::levers::{LeverExchange, LeverReceiver};
 use crate::replicas::peers::snapshots::{SnapshotExchange, SnapshotSource};
 use crate::replicas::peers::tls::PeerTlsConfigs;
@@ -29,11 +27,13 @@ use crate::replicas::peers::{links, listener};
 use crate::replicas::state::{ReplicaReport, ReplicaState};
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
+use weir_agreement::message::ReplicaId;
+use weir_agreement::peer::PeerStatus;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 
 /// How often shares move on. A replica drops to its floor
-/// [`DROP_MARGIN`](crate::replicas::agreement::DROP_MARGIN) before its time, which is eight steps.
+/// [`DROP_MARGIN`](weir_agreement::agreement::DROP_MARGIN) before its time, which is eight steps.
 const STEP: Duration = Duration::from_millis(250);
 
 /// The division of the totals among replicas.

@@ -15,11 +15,11 @@ use tokio::net::{UdpSocket, lookup_host};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::replicas::lease::{LeaseContent, LeaseScope, StoredLease, parse_lease, parse_list};
-use crate::replicas::message::MAX_REPLICAS;
-use crate::replicas::peer::LeaseEntry;
 use crate::replicas::state::ReplicaState;
 use crate::upstream::forward::api_server_client::ApiServerClient;
+use weir_agreement::lease::{LeaseContent, LeaseScope, StoredLease, parse_lease, parse_list};
+use weir_agreement::message::MAX_REPLICAS;
+use weir_agreement::peer::LeaseEntry;
 use weir_base::clock::Clock;
 
 /// A Lease is renewed three times in its duration, as client-go's leader election does.

@@ -2,9 +2,9 @@
 
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
-use crate::replicas::agreement::{PoolInput, Standing};
-use crate::replicas::message::{POOL_NAMES, POOLS};
-use crate::replicas::peer::PeerStatus;
+use weir_agreement::agreement::{PoolInput, Standing};
+use weir_agreement::message::{POOL_NAMES, POOLS};
+use weir_agreement::peer::PeerStatus;
 use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_i64;
 

@@ -13,11 +13,11 @@ use tracing::{info, warn};
 use crate::limits::levers::Levers;
 use crate::limits::limiters::{Limiters, PoolUse};
 use crate::limits::total_finder::TotalFinder;
-use crate::replicas::agreement::{Agreement, Division, PoolInput, Standing};
 use crate::replicas::config::{Membership, ReplicaConfig};
-use crate::replicas::message::{POOLS, ReplicaId, ReplicaMessage};
 use crate::replicas::metrics::ReplicaMetrics;
-use crate::replicas::peer::PeerStatus;
+use weir_agreement::agreement::{Agreement, Division, PoolInput, Standing};
+use weir_agreement::message::{POOLS, ReplicaId, ReplicaMessage};
+use weir_agreement::peer::PeerStatus;
 use weir_limits::levers::LimitShare;
 
 /// The demand of a replica is the most of its last samples, of which there are four a second: a

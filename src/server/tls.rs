@@ -20,8 +20,8 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, UnixTime};
 
 use crate::server::sni::{NamedCertificate, SniResolver};
-use crate::tls::verify_handshake_signatures;
-use crate::x509::CertificatePool;
+use weir_x509::CertificatePool;
+use weir_x509::verify_handshake_signatures;
 
 /// Cached sessions for TLS 1.2 clients that resume by session id. TLS 1.3 and session tickets need
 /// no cache.

@@ -45,9 +45,9 @@ use crate::upstream::pool::pool_limits::PoolLimits;
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::servers::sources::UpstreamTls;
-use crate::x509::CertificatePool;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
+use weir_x509::CertificatePool;
 
 pub(crate) use connection::error::ForwardError;
 pub use pool::metrics::UpstreamMetrics;

@@ -21,9 +21,9 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::tls::verify_handshake_signatures;
-use crate::x509::{CertificatePool, PathVerifier, Purpose, Reason, VerifyError};
 use weir_kubernetes::document::SourceLocation;
+use weir_x509::verify_handshake_signatures;
+use weir_x509::{CertificatePool, PathVerifier, Purpose, Reason, VerifyError};
 
 /// PEM, inline or in a file.
 #[derive(Clone, PartialEq, Eq)]

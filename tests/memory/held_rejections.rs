@@ -147,7 +147,7 @@ async fn full_pipeline() -> FullPipeline {
             "127.0.0.1".try_into().unwrap(),
         )],
         endpoint_slices: false,
-        roots: weir::x509::CertificatePool::default(),
+        roots: weir_x509::CertificatePool::default(),
         front_proxy: None,
         max_http2_connections: 1,
         protocol: upstream::UpstreamProtocol::Auto,

@@ -14,7 +14,7 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use serde_json::{Value, json};
 use weir::identity::client_certificate::{CertificateVerifier, PeerCertificate};
 use weir::upstream::tls::ServerVerifier;
-use weir::x509::CertificatePool;
+use weir_x509::CertificatePool;
 
 use crate::support;
 

@@ -8,11 +8,13 @@
     )
 )]
 
+pub mod background_writer;
 pub mod clock;
 pub mod columns;
 pub mod generational_map;
 pub mod hash_keys;
 pub mod metrics;
+pub mod process_metrics;
 pub mod samples;
 pub mod source_network;
 pub mod timing_ratio;

@@ -17,8 +17,8 @@ use crate::flowcontrol::sources::ClusterStatus;
 use crate::handover::channel::HandoverChannel;
 use crate::handover::listeners::ListenerId;
 use crate::handover::message::{HeldSeats, Message};
-use crate::observe::process_metrics::HandoverMetrics;
 use crate::observe::readiness::Readiness;
+use weir_base::process_metrics::HandoverMetrics;
 
 /// How long a new process waits for the API server before it serves in any case. The old process
 /// serves meanwhile.

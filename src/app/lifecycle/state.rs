@@ -13,12 +13,12 @@ use crate::handover::message::{HeldSeats, Message};
 use crate::limits::levers::Levers;
 use crate::limits::limiters::Limiters;
 use crate::observe::status::StatusFeed;
-use crate::observe::status::snapshot::StatusHistory;
-use crate::observe::top_talkers::{SavedTalkers, TopTalkers};
 use crate::pipeline::response::abandoned::AbandonedRequests;
 use weir_base::clock::Clock;
 use weir_flowcontrol::work_estimator::object_counts::SavedCount;
 use weir_limits::levers::LeverRecord;
+use weir_status::snapshot::StatusHistory;
+use weir_talkers::{SavedTalkers, TopTalkers};
 
 /// The version of [`SavedState`]. Another one is ignored.
 const STATE_VERSION: u32 = 1;

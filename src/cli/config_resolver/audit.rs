@@ -8,11 +8,11 @@ use rustix::fs::{Access, access};
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
 use crate::cli::flags::ReportingArgs;
 use crate::config::ReportingConfig;
-use crate::observe::audit::policy::AuditPolicy;
-use crate::observe::audit::rotation::LogFileConfig;
 use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::logging::recording::{PseudonymKey, RecordingConfig};
 use crate::observe::{audit, spans};
+use weir_audit::policy::AuditPolicy;
+use weir_audit::rotation::LogFileConfig;
 use weir_kubernetes::document;
 use weir_kubernetes::numeric::saturating_usize;
 

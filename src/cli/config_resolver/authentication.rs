@@ -8,13 +8,13 @@ use crate::cli::flags::{AssertBy, IdentityArgs, UpstreamArgs};
 use crate::config;
 use crate::config::IssuerKeys;
 use crate::identity::TokenFile;
-use crate::identity::jwt::authentication_config::{ConfiguredIssuer, JwksLocation};
-use crate::identity::jwt::{JwtIssuer, KeySet, authentication_config};
 use crate::identity::request_header::IdentityHeaders;
 use crate::upstream::tls;
-use crate::x509::CertificatePool;
+use weir_jwt::authentication_config::{ConfiguredIssuer, JwksLocation};
+use weir_jwt::{JwtIssuer, KeySet, authentication_config};
 use weir_kubernetes::document;
 use weir_kubernetes::document::SourceLocation;
+use weir_x509::CertificatePool;
 
 const SERVICE_ACCOUNT_KEYS: &str = "service-account-key-file";
 const SERVICE_ACCOUNT_ISSUER: &str = "service-account-issuer";

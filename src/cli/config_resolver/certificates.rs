@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use crate::x509;
 use weir_lint::rule::Rule;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -100,7 +99,7 @@ pub(crate) fn inspect_chain(
 pub(crate) fn inspect_roots(roots: &[CertificateDer<'_>], now: SystemTime) -> Vec<Defect> {
     let mut defects = Vec::new();
     for (n, root) in roots.iter().enumerate() {
-        let parsed = match x509::Certificate::parse(root) {
+        let parsed = match weir_x509::Certificate::parse(root) {
             Ok(parsed) => parsed,
             Err(why) => {
                 let message = format!(

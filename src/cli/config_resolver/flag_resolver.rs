@@ -13,14 +13,14 @@ use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
 use crate::cli::config_resolver::findings::{Finding, FindingSubject, Findings};
 use crate::cli::flags::environment::Environment;
 use crate::cli::flags::input_files::InputFiles;
-use crate::observe::alarms::list::CertificateLifetime;
 use crate::upstream;
 use crate::upstream::tls::{PemError, PemInput};
-use crate::x509::CertificatePool;
 use weir_base::clock::Clock;
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Severity, SourceLocation};
 use weir_lint::rule::Rule;
+use weir_status::alarms::CertificateLifetime;
+use weir_x509::CertificatePool;
 
 /// Resolves the flags, group by group. An error does not end it, so that all are found.
 #[derive(Debug, Default)]

@@ -11,8 +11,8 @@ use crate::cli::flags::{IdentityArgs, ServingArgs, SniCertKey, TlsVersion};
 use crate::server::settings::ServingConfig;
 use crate::server::sni::NamedCertificate;
 use crate::server::tls;
-use crate::x509::CertificatePool;
 use weir_kubernetes::numeric::saturating_usize;
+use weir_x509::CertificatePool;
 
 /// kube-apiserver's default.
 const UNSPECIFIED_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

@@ -15,11 +15,11 @@ use crate::cli::name_parser::name_parser;
 use crate::cli::process::exit::{exit_with_failure, print_stdout};
 use crate::control::message::{ControlAnswer, ControlRequest, PullAction, PullRequest, Switch};
 use crate::flag_values::parse_positive_duration;
-use crate::observe::top_talkers::{Dimension, TopTalkersQuery, UsageMeasure, Window};
 use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::levers::{
     LeverTarget, NamePattern, ServiceAccountPattern, SourceRange, TotalOverride,
 };
+use weir_talkers::{Dimension, TopTalkersQuery, UsageMeasure, Window};
 
 /// The exit code if weir cannot be reached, as that of `weir status`.
 const NOT_REACHABLE: u8 = 3;

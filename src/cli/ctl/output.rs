@@ -1,10 +1,10 @@
 //! What `weir ctl` prints. Names may come from clients: they are escaped.
 
 use crate::control::message::{ControlAnswer, EstimateRow, LeverEstimate};
-use crate::observe::top_talkers::TopTalkersReport;
 use weir_base::columns;
 use weir_kubernetes::encoding::printable::escape;
 use weir_limits::levers::LeverSnapshot;
+use weir_talkers::TopTalkersReport;
 
 /// Blanks between columns.
 const GAP: usize = 3;

@@ -7,7 +7,6 @@
 //! is not valid yet is verified again every ten seconds at most. After a reload that changes the CA,
 //! every chain is verified again with its next request.
 
-pub(crate) mod subject;
 pub(crate) mod trust;
 
 use parking_lot::Mutex;
@@ -22,12 +21,12 @@ use rustls::server::VerifierBuilderError;
 use rustls_pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 
-use crate::identity::client_certificate::subject::{CertificateSubject, SubjectError};
 use crate::identity::client_certificate::trust::TrustedCertificate;
-use crate::x509::{
-    Certificate, CertificatePool, PathVerifier, Purpose, Reason, VerifiedCertificate,
-};
 use weir_kubernetes::api::UserInfo;
+use weir_x509::{
+    Certificate, CertificatePool, CertificateSubject, PathVerifier, Purpose, Reason, SubjectError,
+    VerifiedCertificate,
+};
 
 /// The extra key under which Kubernetes records the certificate.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";

@@ -24,7 +24,6 @@ use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::time::timeout_at;
 
-use crate::identity::bearer_token::MAX_TOKEN_BYTES;
 use crate::identity::impersonation::authorizer::{encode_user, write_bytes};
 use crate::identity::impersonation::decision_cache::{CachedDecision, DecisionCache};
 use crate::identity::impersonation::subject_access_review;
@@ -38,6 +37,7 @@ use crate::identity::transport::{ApiTransport, ReviewError};
 use weir_base::clock::Clock;
 use weir_base::generational_map::GenerationalMap;
 use weir_base::metrics::Registry;
+use weir_jwt::MAX_TOKEN_BYTES;
 use weir_kubernetes::api::UserInfo;
 
 /// How long the result of a `TokenReview` is used, good or bad

@@ -13,11 +13,11 @@ use arc_swap::ArcSwapOption;
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
-use crate::identity::jwt::KeySet;
 use crate::identity::transport::{
     ApiTransport, RemoteError, RemoteFuture, RemoteRequest, RemoteResponse, UrlFetcher,
 };
 use weir_base::clock::Clock;
+use weir_jwt::KeySet;
 
 /// The shortest time between two fetches. A new key is found by one fetch, and made-up key ids
 /// cause no more fetches than that.

@@ -33,7 +33,6 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use crate::identity::accepted_tokens::AcceptedTokens;
-use crate::identity::jwt::Jwt;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::key_source::KeySource;
@@ -44,6 +43,7 @@ use crate::identity::tokens::token_reviewer::TokenReviewResult;
 use crate::identity::tokens::token_store::TokenStore;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
+use weir_jwt::Jwt;
 
 pub use settings::TokenConfig;
 pub(crate) use signature::ServiceAccountKeys;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::identity::jwt::JwtIssuer;
 use crate::identity::tokens::key_source::KeySource;
 use crate::identity::tokens::signature::{ServiceAccountKeys, SignatureVerifier};
 use crate::identity::tokens::token_cache::TokenCache;
 use crate::identity::tokens::token_reviewer::TokenReviewer;
 use crate::identity::tokens::token_store::TokenStore;
 use crate::identity::transport::ApiTransport;
+use weir_jwt::JwtIssuer;
 
 /// The configuration of a [`TokenAuthenticator`](crate::identity::tokens::TokenAuthenticator).
 #[derive(Debug)]

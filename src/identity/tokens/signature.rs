@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::identity::jwt::{ClaimError, Jwt, JwtIssuer, ServiceAccountValidator, ValidatedUser};
 use crate::identity::tokens::key_source::{KeySource, KeyStamp, PublishedKeys};
 use weir_base::clock::Clock;
+use weir_jwt::{ClaimError, Jwt, JwtIssuer, ServiceAccountValidator, ValidatedUser};
 
 /// The keys and issuers of service account tokens.
 #[derive(Debug)]

@@ -16,14 +16,14 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::identity::jwt::JwtIssuer;
 use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::key_source::KeyProvider;
 use crate::identity::tokens::token_cache::STALE_IF_ERROR;
 use crate::identity::transport::{
     ApiTransport, RemoteError, RemoteFuture, RemoteRequest, RemoteResponse, UrlFetcher,
 };
-use crate::x509::CertificatePool;
+use weir_jwt::JwtIssuer;
+use weir_x509::CertificatePool;
 
 mod replacement;
 mod signature;

@@ -6,8 +6,6 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use prometheus::IntGauge;
 
-use crate::identity::bearer_token::MAX_TOKEN_BYTES;
-use crate::identity::jwt::Jwt;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::review_queue::{MissingPermission, PendingReview, QueuedReview, ReviewQueue};
 use crate::identity::token_hash::TokenHash;
@@ -17,6 +15,7 @@ use crate::identity::tokens::token_store::{TokenOutcome, TokenStore};
 use crate::identity::tokens::{signature, token_review};
 use crate::identity::transport::{ApiTransport, ReviewError};
 use weir_base::clock::Clock;
+use weir_jwt::{Jwt, MAX_TOKEN_BYTES};
 
 const MISSING_PERMISSION: MissingPermission = MissingPermission {
     reviews: "TokenReviews",

@@ -49,22 +49,22 @@ use crate::observe::admin::access::{AccessError, AdminAccess, AdminClient};
 use crate::observe::admin::connections::AdminConnections;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
-use crate::observe::alarms::board::AlarmBoard;
+use crate::observe::alarm_board::AlarmBoard;
 use crate::observe::logging::recording::Recorder;
 use crate::observe::readiness::Readiness;
-use crate::observe::status::replica_view::ALL_REPLICAS;
+use crate::observe::status::StatusFeed;
 use crate::observe::status::sources::ConfiguredSources;
-use crate::observe::status::{StatusFeed, page};
-use crate::observe::top_talkers;
-use crate::observe::top_talkers::TopTalkers;
 use crate::pipeline::connection::request_count::RequestCount;
-use crate::replicas::message::check_name;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
+use weir_agreement::message::check_name;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::encoding::printable::escape_json;
 use weir_kubernetes::request_info::Query;
 use weir_limits::throttling::log_limiter::LogLimiter;
+use weir_status::page;
+use weir_status::replica_view::ALL_REPLICAS;
+use weir_talkers::{TopTalkers, TopTalkersQuery};
 
 /// Longest time to receive a request's headers, and longest idle time of a connection.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -502,7 +502,7 @@ async fn handle_log_level(level: &LogLevel, request: Request<Incoming>) -> Respo
 }
 
 fn handle_top_talkers(talkers: &TopTalkers, query: Query<'_>) -> Response<AdminBody> {
-    let query = match top_talkers::TopTalkersQuery::parse(query) {
+    let query = match TopTalkersQuery::parse(query) {
         Ok(query) => query,
         Err(errors) => return response(StatusCode::BAD_REQUEST, errors.to_string()),
     };

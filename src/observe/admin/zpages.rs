@@ -13,8 +13,8 @@ use http::{HeaderMap, header};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::observe::alarms::list::CertificateLifetime;
 use crate::observe::status::sources::ConfiguredSources;
+use weir_status::alarms::CertificateLifetime;
 
 /// The first lines of `/flagz` and `/statusz`.
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees \

@@ -15,10 +15,10 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::observe::audit::policy::{AuditLevel, AuditPolicy, AuditStage};
-use crate::observe::client_text::redact_target;
 use crate::pipeline::trace::outcome::RequestOutcome;
+use weir_audit::policy::{AuditLevel, AuditPolicy, AuditStage};
 use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::encoding::client_text::redact_target;
 use weir_kubernetes::encoding::go_text;
 use weir_kubernetes::request_info::{RequestInfo, Verb, escaped_path, go_duration};
 use weir_limits::rate::policies::enforcer::PolicyNotes;

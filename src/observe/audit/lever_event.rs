@@ -13,9 +13,9 @@ use jiff::Timestamp;
 
 use crate::limits::levers::{LeverChange, LeverChangeKind, Operator};
 use crate::observe::audit::event::{AuditEvent, AuditUser, ResponseStatus, format_micro_time};
-use crate::observe::audit::policy::{AuditLevel, AuditStage};
 use crate::pipeline::trace::audit_id::new_audit_id;
 use crate::pipeline::trace::outcome::RequestOutcome;
+use weir_audit::policy::{AuditLevel, AuditStage};
 use weir_kubernetes::encoding::go_text;
 
 /// The user of what an operator does. Only weir's own user and root can open the socket.

@@ -13,15 +13,9 @@
 //! lumberjack's, which tools that collect kube-apiserver's logs know.
 
 mod event;
-mod folder_lock;
 pub(crate) mod lever_event;
-pub mod output;
-pub mod policy;
-pub mod rotation;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod two_writers_tests;
 mod writer;
 
 use std::io;
@@ -33,12 +27,12 @@ use tracing::warn;
 
 use crate::observe::audit::event::{AuditEntry, AuditPhase};
 use crate::observe::audit::lever_event::LeverEvent;
-use crate::observe::audit::output::AuditOutput;
-use crate::observe::audit::policy::AuditPolicy;
-use crate::observe::audit::rotation::LogFileConfig;
 use crate::observe::audit::writer::{AuditItem, AuditWriter};
-use crate::observe::background_writer::BackgroundWriter;
 use crate::pipeline::trace::record::{Record, RequestObserver};
+use weir_audit::output::AuditOutput;
+use weir_audit::policy::AuditPolicy;
+use weir_audit::rotation::LogFileConfig;
+use weir_base::background_writer::BackgroundWriter;
 use weir_base::clock::Clock;
 use weir_limits::throttling::log_limiter::LogLimiter;
 

@@ -8,9 +8,9 @@ use tracing::warn;
 
 use crate::observe::audit::event::AuditEntry;
 use crate::observe::audit::lever_event::LeverEvent;
-use crate::observe::audit::output::AuditOutput;
-use crate::observe::audit::policy::{AuditLevel, AuditPolicy};
-use crate::observe::background_writer::{WRITE_BYTES, WriterTask};
+use weir_audit::output::AuditOutput;
+use weir_audit::policy::{AuditLevel, AuditPolicy};
+use weir_base::background_writer::{WRITE_BYTES, WriterTask};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_limits::throttling::log_limiter::LogLimiter;

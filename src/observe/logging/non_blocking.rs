@@ -17,7 +17,7 @@ use prometheus::IntCounter;
 use tracing::warn;
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::observe::background_writer::{BackgroundWriter, WRITE_BYTES, WriterTask};
+use weir_base::background_writer::{BackgroundWriter, WRITE_BYTES, WriterTask};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_limits::throttling::log_limiter::LogLimiter;

@@ -20,10 +20,10 @@ use tracing::{Level, debug, enabled, warn};
 
 use crate::limits::Rejection;
 use crate::limits::rejection::POLICY;
-use crate::observe::client_text;
-use crate::observe::client_text::truncate;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
+use weir_kubernetes::encoding::client_text;
+use weir_kubernetes::encoding::client_text::truncate;
 use weir_kubernetes::request_info::MetricLabels;
 use weir_limits::rate::top_keys::TopKeys;
 
@@ -369,8 +369,10 @@ impl<'a> LogFields<'a> {
                 Cow::Owned(text) => Cow::Owned(truncate(&text, MAX_TEXT_BYTES).to_owned()),
             },
             user: user.map(|user| truncate(&user.name, MAX_TEXT_BYTES)),
-            user_agent: user_agent.map(|agent| client_text::header_to_text(agent, MAX_TEXT_BYTES)),
-            audit_id: audit.map(|audit| client_text::header_to_text(&audit.id, MAX_TEXT_BYTES)),
+            user_agent: user_agent
+                .map(|agent| client_text::header_to_text(agent.as_bytes(), MAX_TEXT_BYTES)),
+            audit_id: audit
+                .map(|audit| client_text::header_to_text(audit.id.as_bytes(), MAX_TEXT_BYTES)),
             priority_level: decision.map(|decision| &*decision.priority_level().name),
             flow_schema: decision.map(|decision| &*decision.flow_schema().name),
             queue_wait: decision.map(|decision| decision.queue_wait.as_secs_f64()),

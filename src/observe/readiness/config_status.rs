@@ -5,28 +5,12 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGauge};
-use serde::{Deserialize, Serialize};
 
 use weir_base::metrics::Registry;
+use weir_status::snapshot::ConfigReport;
 
 /// The most errors that are kept for operators. The log has all of them.
 const MAX_ERRORS: usize = 20;
-
-/// The configuration in the status snapshot.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct ConfigReport {
-    /// The number of the configuration in force: 1 at the start, one more with each change.
-    pub(crate) generation: u64,
-    /// When it was last read without an error, in milliseconds since 1970.
-    pub(crate) last_success_unix_ms: u64,
-    /// When it was last refused, in milliseconds since 1970. 0 if it never was.
-    pub(crate) last_failure_unix_ms: u64,
-    /// Why the last one was refused; empty if it was not. The one before it stays in force.
-    pub(crate) errors: Vec<String>,
-    /// Settings that have been changed and apply after a restart only.
-    pub(crate) needs_restart: Vec<String>,
-}
 
 /// Records the attempts to replace the configuration.
 #[derive(Debug)]

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
-use serde::{Deserialize, Serialize};
 
 use crate::drain::Drain;
 use crate::flowcontrol::sources::LiveObjects;
@@ -30,30 +29,11 @@ use crate::upstream::servers::server_set::{ServerSet, ServerSnapshot};
 use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::shared_limits::status::SharedLimitsStatus;
+use weir_status::snapshot::ReadinessStatus;
 
 /// A program that asks for readiness gets a probe that is at most this old: requests of any number
 /// cost the API server one a second.
 const MAX_AGE: Duration = Duration::from_secs(1);
-
-/// Readiness in the status snapshot.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct ReadinessStatus {
-    /// The last result of `/readyz`; `None` before the first probe.
-    pub(crate) ready: Option<bool>,
-    /// Whether weir is shutting down.
-    pub(crate) shutting_down: bool,
-    /// Why the API server does not accept weir's front-proxy certificate.
-    pub(crate) front_proxy_failure: Option<String>,
-    /// Why the upstream counts as a loop.
-    pub(crate) loop_failure: Option<String>,
-    /// Why rate limits are not shared with other replicas; `None` also if they need not be.
-    pub(crate) shared_limits_failure: Option<String>,
-    /// Why the API server does not respond.
-    pub(crate) upstream_failure: Option<String>,
-    /// Milliseconds since the last probe of an API server. `None` before the first one.
-    pub(crate) age_ms: Option<u64>,
-}
 
 /// What decides about readiness, and what is shown with it.
 #[derive(Debug)]

@@ -8,10 +8,10 @@ use opentelemetry::trace::{
 use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::SpanData;
 
-use crate::observe::client_text::{header_to_text, redact_query, truncate};
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::Record;
 use crate::pipeline::trace::trace_context::TraceContext;
+use weir_kubernetes::encoding::client_text::{header_to_text, redact_query, truncate};
 use weir_kubernetes::request_info::RequestInfo;
 
 /// Longest attribute in bytes. Clients choose the length of some.
@@ -125,7 +125,7 @@ fn request_attributes(record: &Record) -> Vec<KeyValue> {
     let query = record.target.query();
     attributes.extend(query.map(|query| text("url.query", &redact_query(query))));
     let agent = record.user_agent.as_ref();
-    let agent = agent.map(|agent| header_to_text(agent, MAX_TEXT_BYTES));
+    let agent = agent.map(|agent| header_to_text(agent.as_bytes(), MAX_TEXT_BYTES));
     attributes.extend(agent.map(|agent| text("user_agent.original", &agent)));
     let user = record.user.as_ref();
     attributes.extend(user.map(|user| text("user.name", &user.name)));

@@ -18,18 +18,8 @@
 //! disconnected. Snapshots have totals, not rates: the page, `weir top` and the history each
 //! compute rates over the time that suits them.
 
-pub(crate) mod headline;
-pub(crate) mod history;
-mod history_sum;
-pub(crate) mod marks;
-pub(crate) mod numbers;
 pub(crate) mod outcome_counts;
-pub(crate) mod page;
-mod replica_snapshot;
-pub(crate) mod replica_view;
-pub(crate) mod snapshot;
 pub(crate) mod sources;
-mod top_talkers;
 mod view_channels;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -45,22 +35,22 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::observe::status::headline::headline;
-use crate::observe::status::history::{HistoryRing, ROW_SECONDS};
-use crate::observe::status::history_sum::retain_busy_levels;
-use crate::observe::status::marks::{MarkKind, MarkedState, changes};
-use crate::observe::status::replica_snapshot::{ReplicaSnapshot, TALKERS_PER_MEASURE};
-use crate::observe::status::replica_view::{KnownReplica, history, view};
-use crate::observe::status::snapshot::{StatusHistory, StatusSnapshot, TopTalkersStatus};
 use crate::observe::status::sources::{StatusSources, unix_ms};
-use crate::observe::status::top_talkers::{LongWindowCache, window_lists};
 use crate::observe::status::view_channels::ViewChannels;
-use crate::observe::top_talkers::TalkerTable;
 use crate::replicas::coordinator::{Replicas, SnapshotOfPeer};
 use crate::replicas::peers::frame_kind::{MAX_SNAPSHOT_BYTES, SNAPSHOT_FRAME_OVERHEAD};
 use crate::replicas::peers::snapshots::SnapshotSource;
 use weir_base::clock::Clock;
 use weir_kubernetes::encoding::printable::escape_json;
+use weir_status::headline::headline;
+use weir_status::history::{HistoryRing, ROW_SECONDS};
+use weir_status::history_sum::retain_busy_levels;
+use weir_status::marks::{MarkKind, MarkedState, changes};
+use weir_status::replica_snapshot::{ReplicaSnapshot, TALKERS_PER_MEASURE};
+use weir_status::replica_view::{KnownReplica, history, view};
+use weir_status::snapshot::{StatusHistory, StatusSnapshot, TopTalkersStatus};
+use weir_status::talker_lists::{LongWindowCache, window_lists};
+use weir_talkers::TalkerTable;
 
 /// The interval between `snapshot` events.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);

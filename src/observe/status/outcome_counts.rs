@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::limits::rejection::{
-    ABANDONED_REQUESTS, BLOCKED, LEVER_LIMIT, LIST_BYTES, MEMORY_LIMIT, POLICY, POLICY_LIMIT,
-    UNPROVEN_UPGRADES,
+    ABANDONED_REQUESTS, LIST_BYTES, MEMORY_LIMIT, POLICY, POLICY_LIMIT, UNPROVEN_UPGRADES,
 };
 use crate::pipeline::reject::rejection::{EVENT_BODIES, LONG_RUNNING_SHARE};
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
+use weir_limits::levers::{BLOCKED, LEVER_LIMIT};
 
 /// HTTP status codes are 100 to 599. Greater ones are counted as the last.
 const FIRST_CODE: u16 = 100;

@@ -16,37 +16,37 @@ use crate::limits::Admission;
 use crate::limits::levers::Levers;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::limits::total_finder::{FoundTotal, TotalFinder};
-use crate::observe::alarms::board::AlarmBoard;
+use crate::observe::alarm_board::AlarmBoard;
 use crate::observe::dry_run::DryRunCounts;
-use crate::observe::process_metrics;
 use crate::observe::readiness::Readiness;
 use crate::observe::readiness::config_status::ConfigStatus;
-use crate::observe::status::headline::RejectedMost;
-use crate::observe::status::marks::MarkedState;
 use crate::observe::status::outcome_counts::OutcomeCounts;
-use crate::observe::status::snapshot::{
-    AdmissionMode, ConnectionsStatus, DurationHistogram, ExpiryStatus, FailureStatus,
-    FlowcontrolObjectStatus, FlowcontrolStatus, HoldsStatus, LevelKind, LevelStatus,
-    OtherReplicaStatus, ProcessStatus, QueueStatus, ReplicaPoolStatus, ReplicasStatus,
-    RequestsStatus, SeatsStatus, ServerStatus, SlotHolderStatus, SlotsStatus, StatusSnapshot,
-    TotalStatus, UpstreamStatus, UserCount,
-};
-use crate::observe::top_talkers::{Dimension, TopTalkers, TopTalkersQuery, UsageMeasure, Window};
 use crate::pipeline::reject::delay::RejectionDelay;
 use crate::pipeline::trace::RequestMetrics;
-use crate::replicas::message::POOL_NAMES;
 use crate::replicas::metrics::standing_name;
 use crate::replicas::state::ReplicaReport;
 use crate::upstream;
 use crate::upstream::connection::connection_budget::{ConnectionBudget, SlotUsage};
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSnapshot;
+use weir_agreement::message::POOL_NAMES;
+use weir_base::process_metrics;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::levers::{Lever, LeverSnapshot};
 use weir_limits::max_in_flight;
 use weir_limits::rate::RateLimits;
 use weir_limits::rate::snapshot::RateLimitSnapshot;
+use weir_status::headline::RejectedMost;
+use weir_status::marks::MarkedState;
+use weir_status::snapshot::{
+    AdmissionMode, ConnectionsStatus, DurationHistogram, ExpiryStatus, FailureStatus,
+    FlowcontrolObjectStatus, FlowcontrolStatus, HoldsStatus, LevelKind, LevelStatus,
+    OtherReplicaStatus, ProcessStatus, QueueStatus, ReplicaPoolStatus, ReplicasStatus,
+    RequestsStatus, SeatsStatus, ServerStatus, SlotHolderStatus, SlotsStatus, StatusSnapshot,
+    TotalStatus, UpstreamStatus, UserCount,
+};
+use weir_talkers::{Dimension, TopTalkers, TopTalkersQuery, UsageMeasure, Window};
 
 /// Listed keys per rate limit: those rejected most.
 const MAX_TOP_KEYS: usize = 5;

@@ -1,6 +1,6 @@
 //! The kinds of frames between replicas, all of them JSON objects. Pure.
 //!
-//! A frame without a `kind` is a [message](crate::replicas::message). A frame of another kind or
+//! A frame without a `kind` is a [message](weir_agreement::message). A frame of another kind or
 //! version than those below is of a later weir, and is skipped: replicas of several versions run
 //! together during an upgrade.
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::replicas::message::check_name;
+use weir_agreement::message::check_name;
 use weir_limits::levers::LeverRecord;
 
 /// The largest frame with a snapshot, in bytes: twenty talkers for each measure of all 18 tables,
@@ -201,7 +201,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::replicas::message::{POOLS, PoolClaim, ReplicaId, ReplicaMessage};
+    use weir_agreement::message::{POOLS, PoolClaim, ReplicaId, ReplicaMessage};
     use weir_limits::levers::LeverKey;
 
     #[test]

@@ -12,7 +12,6 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 use tracing::{info, warn};
 
-use crate::replicas::message::{MAX_MESSAGE_BYTES, ReplicaMessage};
 use crate::replicas::peers::connect::connect;
 use crate::replicas::peers::frame_kind::FrameKind;
 use crate::replicas::peers::frames::{read_frame, write_frame};
@@ -22,6 +21,7 @@ use crate::replicas::peers::snapshot_link;
 use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;
+use weir_agreement::message::{MAX_MESSAGE_BYTES, ReplicaMessage};
 use weir_base::clock::Clock;
 
 /// How often messages are exchanged if nothing changes.

@@ -18,7 +18,6 @@ use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
 
 use crate::replicas::config::{MAX_CONNECTIONS, MAX_HANDSHAKES, MAX_HANDSHAKES_PER_ADDRESS};
-use crate::replicas::message::{MAX_MESSAGE_BYTES, MAX_REPLICAS, ReplicaMessage};
 use crate::replicas::peers::frame_kind::{
     FrameKind, MAX_LEVER_BYTES, MAX_SNAPSHOT_BYTES, lever_answer, lever_content,
 };
@@ -27,6 +26,7 @@ use crate::replicas::peers::levers::LeverExchange;
 use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;
+use weir_agreement::message::{MAX_MESSAGE_BYTES, MAX_REPLICAS, ReplicaMessage};
 use weir_base::clock::Clock;
 use weir_limits::throttling::log_limiter::LogLimiter;
 

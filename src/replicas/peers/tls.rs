@@ -18,8 +18,8 @@ use rustls::{ClientConfig, DistinguishedName, Error, ServerConfig};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use crate::replicas::config::PeerTls;
-use crate::tls::verify_handshake_signatures;
-use crate::x509::{Certificate, CertificatePool, PathVerifier, Purpose};
+use weir_x509::verify_handshake_signatures;
+use weir_x509::{Certificate, CertificatePool, PathVerifier, Purpose};
 
 /// What both sides of a connection use.
 #[derive(Clone, Debug)]

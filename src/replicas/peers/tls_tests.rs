@@ -12,7 +12,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use super::frames::{read_frame, write_frame};
 use super::tls::PeerTlsConfigs;
 use crate::replicas::config::PeerTls;
-use crate::x509::CertificatePool;
+use weir_x509::CertificatePool;
 
 struct Authority {
     issuer: Issuer<'static, KeyPair>,

@@ -15,9 +15,7 @@ mod refresh_schedule;
 mod refresh_task;
 mod source;
 
-pub(crate) use own_credentials::{
-    CredentialExpired, CredentialTrouble, OwnCredentials, PreparedCredentials,
-};
+pub(crate) use own_credentials::{CredentialExpired, OwnCredentials, PreparedCredentials};
 pub use source::BearerToken;
 pub(crate) use source::ClientCertificate;
 #[cfg(test)]

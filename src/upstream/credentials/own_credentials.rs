@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 use crate::upstream::credentials::refresh_schedule::RefreshSchedule;
 use crate::upstream::credentials::source::{CredentialError, CredentialSource, LoadedCredential};
 use weir_base::clock::Clock;
+use weir_status::alarms::CredentialTrouble;
 
 /// The credential has expired and there is no other.
 #[derive(Clone, Debug)]
@@ -55,15 +56,6 @@ pub struct OwnCredentials {
     source: Mutex<SourceSlot>,
     pub(super) source_replaced: Notify,
     pub(super) clock: Clock,
-}
-
-/// What is wrong with weir's own credential.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CredentialTrouble {
-    /// Whether the credential of now still works.
-    pub(crate) still_works: bool,
-    /// The reason.
-    pub(crate) why: String,
 }
 
 /// The number of sources so far, and the last one until the refresh task takes it.

@@ -21,7 +21,7 @@ use crate::upstream::pool::metrics::UpstreamMetrics;
 use crate::upstream::pool::pool_limits::{PoolLimits, UpstreamProtocol};
 use crate::upstream::requester::Requester;
 use crate::upstream::{headers, tls};
-use crate::x509::CertificatePool;
+use weir_x509::CertificatePool;
 
 /// A client for any HTTPS URL.
 #[derive(Clone, Debug)]

@@ -38,8 +38,8 @@ use crate::upstream::servers::balancer::Candidate;
 use crate::upstream::servers::health::{Availability, ServerFailure};
 use crate::upstream::servers::server_set::{RequestTraits, ServerList, ServerSet};
 use crate::upstream::tls;
-use crate::x509::CertificatePool;
 use weir_base::clock::Clock;
+use weir_x509::CertificatePool;
 
 /// Attempts for one request. A second failure of this kind in a row happens while an upstream is
 /// being replaced; a third one hardly does.

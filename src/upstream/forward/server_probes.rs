@@ -301,8 +301,8 @@ mod tests {
     use crate::upstream::loop_detection::cdn_loop::InstanceId;
     use crate::upstream::servers::health::UpstreamReadiness;
     use crate::upstream::{UpstreamConfig, UpstreamMetrics, UpstreamProtocol};
-    use crate::x509::CertificatePool;
     use weir_base::metrics::Registry;
+    use weir_x509::CertificatePool;
 
     #[tokio::test(start_paused = true)]
     async fn a_single_server_is_probed_and_not_ready_within_eight_seconds_after_it_hangs() {

@@ -14,7 +14,7 @@ fn server(host: &str) -> ServerAddress {
 
 fn tls() -> UpstreamTls {
     UpstreamTls {
-        roots: Arc::new(crate::x509::CertificatePool::default()),
+        roots: Arc::new(weir_x509::CertificatePool::default()),
         front_proxy: None,
     }
 }

@@ -11,7 +11,7 @@ use rustls::sign::CertifiedKey;
 
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::servers::api_server::ServerOrigin;
-use crate::x509::CertificatePool;
+use weir_x509::CertificatePool;
 
 /// The roots that certificates of API servers are verified against, and the front-proxy
 /// certificate. Pools compare both by pointer.

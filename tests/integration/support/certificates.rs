@@ -11,7 +11,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use weir::x509::CertificatePool;
+use weir_x509::CertificatePool;
 
 /// All certificates of the tests.
 pub(crate) struct Pki {

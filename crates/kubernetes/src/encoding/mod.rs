@@ -11,6 +11,7 @@
 //! | [`yaml`] | YAML in block style, written |
 
 pub mod cbor;
+pub mod client_text;
 pub mod go_text;
 pub mod hpack;
 pub mod percent;

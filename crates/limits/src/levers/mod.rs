@@ -42,6 +42,12 @@ pub use self::target::{
 /// The most levers at a time. Every request is compared with each.
 pub const MAX_LEVERS: usize = 100;
 
+/// The label of the limit of a lever that blocks.
+pub const BLOCKED: &str = "blocked";
+
+/// The label of the limit of a lever that limits.
+pub const LEVER_LIMIT: &str = "lever-limit";
+
 /// How long a lever is in force if nothing else is asked for.
 pub const DEFAULT_DURATION: Duration = Duration::from_secs(600);
 

@@ -6,10 +6,10 @@ use crate::cli::check::files::content::PemSection;
 use crate::cli::config_resolver::certificates;
 use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
 use crate::cli::config_resolver::findings::{Finding, FindingSubject};
-use crate::identity::jwt::KeySet;
 use crate::upstream::tls;
 use crate::upstream::tls::PemInput;
 use weir_base::clock::Clock;
+use weir_jwt::KeySet;
 use weir_kubernetes::document::{Severity, SourceLocation};
 use weir_lint::rule::Rule;
 

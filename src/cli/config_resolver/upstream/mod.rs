@@ -23,7 +23,7 @@ use crate::upstream::forward::server_probes::PROBE_INTERVAL;
 use crate::upstream::kubeconfig::Kubeconfig;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::tls::{Pem, parse_upstream_roots};
-use crate::x509::CertificatePool;
+use weir_x509::CertificatePool;
 
 impl FlagResolver {
     /// The API server, and the credentials of weir's own calls.

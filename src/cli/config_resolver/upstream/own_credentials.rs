@@ -11,11 +11,11 @@ use http::HeaderValue;
 use crate::cli::config_resolver::certificates;
 use crate::cli::config_resolver::certificates::{CertificateUse, Defect};
 use crate::cli::config_resolver::flag_resolver::FlagResolver;
-use crate::identity::jwt::Jwt;
 use crate::upstream::credentials::{BearerToken, ClientCertificate, CredentialSource, parse_token};
 use crate::upstream::tls;
 use crate::upstream::tls::{Pem, PemInput};
 use weir_base::clock::Clock;
+use weir_jwt::Jwt;
 use weir_kubernetes::document::SourceLocation;
 
 const KUBECONFIG: &str = "kubeconfig";

@@ -7,9 +7,9 @@ use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
 use crate::cli::flags::replica_args::{ReplicaArgs, ReplicaMembership};
 use crate::replicas::config::{Membership, PeerConfig, PeerTls, ReplicaConfig};
-use crate::replicas::message::check_name;
 use crate::upstream::credentials::CredentialSource;
 use crate::upstream::tls::parse_roots;
+use weir_agreement::message::check_name;
 
 const MEMBERSHIP: &str = "replica-membership";
 

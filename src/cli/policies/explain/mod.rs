@@ -13,11 +13,11 @@ use std::{fs, io};
 
 use clap::{Args, ValueEnum};
 
+use crate::cli::admin_client;
+use crate::cli::admin_client::AdminUrl;
 use crate::cli::flags::{LoggingFormat, ServeArgs};
 use crate::cli::process::exit::{CommandError, exit_with_failure, print_stdout, to_json};
 use crate::cli::process::{logging, resolve};
-use crate::cli::top::client;
-use crate::cli::top::client::AdminUrl;
 use weir_explain::batch::{BatchCounts, ExplanationLine};
 use weir_explain::explainer::{Explainer, ResolvedRequest};
 use weir_explain::now::LevelsNow;
@@ -96,7 +96,7 @@ pub(crate) struct RequestArgs {
     admin: Option<AdminUrl>,
     /// How it is reached over TLS.
     #[command(flatten)]
-    access: client::AdminAccessArgs,
+    access: admin_client::AdminAccessArgs,
     /// How it is printed; --batch prints JSON.
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = ExplainFormat::Tree)]
     output: ExplainFormat,
@@ -217,11 +217,11 @@ fn fetch_now(admin: &AdminUrl) -> Result<LevelsNow, CommandError> {
         .build()
         .map_err(|why| CommandError::Startup(why.to_string()))?;
     let fetched = runtime.block_on(async {
-        let status = client::fetch_json(admin, "/status.json").await?;
+        let status = admin_client::fetch_json(admin, "/status.json").await?;
         let status =
             serde_json::from_value(status).map_err(|why| format!("not a status: {why}"))?;
         // With max-in-flight there are no queues.
-        let queues = client::fetch_text(admin, DUMP_QUEUES_PATH).await;
+        let queues = admin_client::fetch_text(admin, DUMP_QUEUES_PATH).await;
         Ok(LevelsNow::new(status, &queues.unwrap_or_default()))
     });
     fetched.map_err(|why: String| CommandError::Startup(format!("{admin} is not reachable: {why}")))

@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
 
+use crate::cli::admin_client;
+use crate::cli::admin_client::AdminUrl;
 use crate::cli::flags::LoggingFormat;
 use crate::cli::process::exit::{exit_with_failure, print_stdout};
-use crate::cli::top::client;
-use crate::cli::top::client::AdminUrl;
 use weir_kubernetes::encoding::printable::escape_json;
 
 /// The objects in force, on the admin listener.
@@ -40,7 +40,7 @@ struct ShowArgs {
     admin: AdminUrl,
     /// How it is reached over TLS.
     #[command(flatten)]
-    access: client::AdminAccessArgs,
+    access: admin_client::AdminAccessArgs,
     /// How: a table, or the objects with their specs.
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = ShowFormat::Table)]
     output: ShowFormat,
@@ -75,7 +75,7 @@ fn show(args: &ShowArgs) -> Result<String, String> {
         .build()
         .map_err(|why| why.to_string())?;
     let admin = args.access.resolve(&args.admin)?;
-    let objects = runtime.block_on(client::fetch_json(&admin, OBJECTS_PATH))?;
+    let objects = runtime.block_on(admin_client::fetch_json(&admin, OBJECTS_PATH))?;
     Ok(render(&objects, args.output))
 }
 

@@ -14,12 +14,12 @@ use clap::Args;
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 
+use crate::cli::admin_client;
+use crate::cli::admin_client::AdminUrl;
 use crate::cli::flags::LoggingFormat;
 use crate::cli::policies::record::output::{RecordOutput, StreamEnd};
 use crate::cli::process::exit::exit_with_failure;
 use crate::cli::process::signals;
-use crate::cli::top::client;
-use crate::cli::top::client::AdminUrl;
 use crate::flag_values::parse_positive_duration;
 use crate::observe::admin::RECORD_PATH;
 use crate::observe::logging::recording::PseudonymKey;
@@ -34,7 +34,7 @@ pub(crate) struct RecordArgs {
     admin: AdminUrl,
     /// How it is reached over TLS.
     #[command(flatten)]
-    access: client::AdminAccessArgs,
+    access: admin_client::AdminAccessArgs,
     /// The file to write; - is the standard output. A file that is not empty is an error. It is compressed if its name ends with .gz.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     output: PathBuf,
@@ -82,7 +82,7 @@ async fn record(args: &RecordArgs) -> Result<String, String> {
         ""
     };
     let admin = args.access.resolve(&args.admin)?;
-    let body = client::open_stream(&admin, &format!("{RECORD_PATH}{query}")).await;
+    let body = admin_client::open_stream(&admin, &format!("{RECORD_PATH}{query}")).await;
     let mut body = body.map_err(|why| format!("{}: {why}", args.admin))?;
     let mut output = RecordOutput::open(&args.output, args.max_size, pseudonyms)
         .map_err(|why| format!("{}: {why}", args.output.display()))?;

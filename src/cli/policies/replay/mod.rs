@@ -23,7 +23,6 @@ use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::{CommandError, print_stdout, to_json};
 use crate::cli::process::{logging, resolve};
 use crate::flag_values;
-use crate::observe::status::page;
 use weir_base::clock::Clock;
 use weir_replay::advice::repeatable_log::RepeatableLog;
 use weir_replay::advice::suggest::settings::KeptSettings;
@@ -35,6 +34,7 @@ use weir_replay::report::{html, table};
 use weir_replay::run::replay;
 use weir_replay::simulation::model::ClientBehaviour;
 use weir_replay::simulation::{AutoTotalPolicy, ReplayModel, ReplayedPolicies};
+use weir_status::page;
 
 /// The longest window. More would not fit into memory.
 const MAX_WINDOW: Duration = Duration::from_secs(3600);

@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::observe::client_text::redact_target;
 use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey, Pseudonyms};
 use crate::pipeline::trace::outcome::RequestOutcome;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::user::ANONYMOUS;
+use weir_kubernetes::encoding::client_text::redact_target;
 use weir_kubernetes::encoding::printable::escape_json;
 
 /// The version of the format, in the first line of a record.

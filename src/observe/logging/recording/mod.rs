@@ -26,15 +26,15 @@ use tokio::sync::mpsc;
 use tracing::warn;
 
 use crate::flowcontrol::sources::LiveObjects;
-use crate::observe::background_writer::BackgroundWriter;
-use crate::observe::client_text;
 use crate::observe::logging::recording::line::{ClockBase, LineRenderer, RecordedRequest};
 use crate::observe::logging::recording::pseudonyms::{KeptNames, Pseudonyms};
 use crate::observe::logging::recording::sinks::{FileSink, StreamSink};
 use crate::observe::logging::recording::writer::{RecordItem, RecordWriter, WriterControl};
 use crate::pipeline::trace::outcome::RequestOutcome;
 use crate::pipeline::trace::record::{Record, RequestObserver};
+use weir_base::background_writer::BackgroundWriter;
 use weir_base::clock::Clock;
+use weir_kubernetes::encoding::client_text;
 use weir_limits::throttling::log_limiter::LogLimiter;
 
 pub use crate::observe::logging::recording::pseudonyms::PseudonymKey;
@@ -268,7 +268,8 @@ fn recorded_request(record: &Record, now: Instant) -> Option<RecordedRequest> {
         return None;
     }
     let agent = record.user_agent.as_ref();
-    let agent = agent.map(|agent| client_text::header_to_text(agent, MAX_USER_AGENT_BYTES));
+    let agent =
+        agent.map(|agent| client_text::header_to_text(agent.as_bytes(), MAX_USER_AGENT_BYTES));
     Some(RecordedRequest {
         method: record.method.clone(),
         target: record.target.as_str().into(),

@@ -8,10 +8,10 @@ use arc_swap::ArcSwapOption;
 use prometheus::{IntCounter, IntGauge};
 
 use crate::flowcontrol::sources::{EffectiveObject, LiveObjects};
-use crate::observe::background_writer::WriterTask;
 use crate::observe::logging::recording::line::RecordedRequest;
 use crate::observe::logging::recording::pseudonyms::KeptNames;
 use crate::observe::logging::recording::sinks::{FileSink, RecordEnd, StreamSink};
+use weir_base::background_writer::WriterTask;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 
