@@ -8,14 +8,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rustls::crypto::CryptoProvider;
+use rustls::sign::CertifiedKey;
 
 use crate::control::ControlConfig;
 use crate::flag_values::parse_duration;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::identity::request_header::IdentityHeaders;
+use crate::identity::token_list::TokenList;
 use crate::limits::list_bytes::ListBytesConfig;
 use crate::limits::total_finder::AutoTotalConfig;
 use crate::observe::admin::log_level::LogLevel;
@@ -245,6 +247,8 @@ pub struct ShutdownConfig {
 pub struct AdminConfig {
     /// `--admin-address`.
     pub address: SocketAddr,
+    /// TLS, authentication and authorization at that address.
+    pub access: AdminAccessConfig,
     /// `--health-address`.
     pub health: Option<SocketAddr>,
     /// `--health-metrics`.
@@ -257,6 +261,52 @@ pub struct AdminConfig {
     /// certificate. At the start it also checks the permissions of its own credential. `None`
     /// disables both checks. No flag.
     pub self_check_interval: Option<Duration>,
+}
+
+/// TLS, authentication and authorization at `--admin-address`. The default is plain HTTP, open.
+#[derive(Clone, Debug, Default)]
+pub struct AdminAccessConfig {
+    /// `--admin-tls-cert-file` and `--admin-tls-private-key-file`. `None` for plain HTTP.
+    pub certificate: Option<Arc<CertifiedKey>>,
+    /// `--admin-client-ca-file`.
+    pub client_ca: Option<CertificatePool>,
+    /// `--admin-token-file`; empty without it.
+    pub tokens: TokenList,
+    /// `--admin-authorization-mode`.
+    pub authorization: AdminAuthorizationMode,
+    /// Whether a listener beyond the loopback may be open: that of a playground, whose data are made
+    /// up.
+    pub may_be_open: bool,
+}
+
+impl AdminAccessConfig {
+    /// Whether each request is answered.
+    #[must_use]
+    pub(crate) const fn is_open(&self) -> bool {
+        let Self {
+            certificate: _,
+            client_ca,
+            tokens,
+            authorization,
+            may_be_open: _,
+        } = self;
+        client_ca.is_none()
+            && tokens.is_empty()
+            && matches!(authorization, AdminAuthorizationMode::AlwaysAllow)
+    }
+}
+
+/// How requests at `--admin-address` are authorized, by kubelet's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AdminAuthorizationMode {
+    /// Every authenticated client may read.
+    #[default]
+    #[value(name = "AlwaysAllow")]
+    AlwaysAllow,
+    /// The API server authenticates tokens (TokenReview) and decides what a user may read
+    /// (SubjectAccessReview).
+    #[value(name = "Webhook")]
+    Webhook,
 }
 
 /// The logs and traces of requests.

@@ -604,6 +604,7 @@ fn the_metrics_page_matches_the_program() {
     let _tokens = weir::identity::tokens::TokenMetrics::register(&registry);
     let _access =
         weir::identity::impersonation::authorizer::AccessReviewMetrics::register(&registry);
+    let _delegated = weir::identity::delegated::DelegatedMetrics::register(&registry);
     let _audit = weir::observe::audit::AuditMetrics::register(&registry);
     let _record = weir::observe::logging::recording::RecordingMetrics::register(&registry);
     let _replicas = weir::replicas::metrics::ReplicaMetrics::register(&registry);

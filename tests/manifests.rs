@@ -607,7 +607,8 @@ fn the_service_monitor_finds_the_metrics_by_the_job_weir() {
     const FOLDER: &str = "deploy/kustomize/overlays/prometheus-operator";
     let monitor = document(&format!("{FOLDER}/service-monitor.yaml"));
     let service = document(&format!("{FOLDER}/service.yaml"));
-    let deployment = document("deploy/kustomize/base/deployment.yaml");
+    let base = document("deploy/kustomize/base/deployment.yaml");
+    let deployment = document(&format!("{FOLDER}/deployment.yaml"));
     let spec = monitor["spec"].as_object().unwrap();
     let fields: Vec<_> = spec.keys().map(String::as_str).collect();
     assert_eq!(
@@ -633,8 +634,15 @@ fn the_service_monitor_finds_the_metrics_by_the_job_weir() {
     );
     assert_eq!(
         service["spec"]["selector"],
-        deployment["spec"]["selector"]["matchLabels"]
+        base["spec"]["selector"]["matchLabels"]
     );
+    // A token is sent to weir alone.
+    assert_eq!(endpoint["scheme"], "https");
+    let tls = &endpoint["tlsConfig"];
+    assert_eq!(tls["ca"]["configMap"]["key"], "ca.crt");
+    let page = read_file(checkout("docs/deployment.md"));
+    let name = tls["serverName"].as_str().unwrap();
+    assert!(page.contains(&format!("subjectAltName=DNS:{name},")));
 }
 
 #[test]

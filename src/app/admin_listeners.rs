@@ -9,6 +9,7 @@ use crate::app::components::Components;
 use crate::app::permanent::Permanent;
 use crate::drain::Drain;
 use crate::observe::admin::AdminServer;
+use crate::observe::admin::access::AdminAccess;
 use crate::observe::admin::zpages::{EffectiveConfig, Zpages};
 use crate::observe::alarm_board::{AlarmBoard, LossCounts};
 use crate::observe::audit::AuditMetrics;
@@ -19,21 +20,35 @@ use crate::replicas::peers::snapshots::SnapshotSource;
 use crate::server::metrics::ServerMetrics;
 use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_u32;
+use weir_limits::throttling::log_limiter::LogLimiter;
 
-/// What operators are shown and a reload replaces.
-pub(super) type ShownConfig = (
-    Arc<ArcSwap<ConfiguredSources>>,
-    Arc<ArcSwap<EffectiveConfig>>,
-);
+/// What operators are shown, and the access to it. A reload replaces the content.
+#[derive(Clone, Debug)]
+pub(super) struct ShownConfig {
+    sources: Arc<ArcSwap<ConfiguredSources>>,
+    effective: Arc<ArcSwap<EffectiveConfig>>,
+    access: Arc<ArcSwap<AdminAccess>>,
+}
 
-/// What operators are shown at the start.
-pub(super) fn shown_config(components: &Components) -> ShownConfig {
-    (
-        Arc::new(ArcSwap::from_pointee(components.configured_sources())),
-        Arc::new(ArcSwap::from_pointee(
-            components.config.admin.effective.clone(),
-        )),
-    )
+impl ShownConfig {
+    /// That of `components`, at the start.
+    pub(super) fn new(components: &Components) -> Self {
+        let effective = components.config.admin.effective.clone();
+        Self {
+            sources: Arc::new(ArcSwap::from_pointee(components.configured_sources())),
+            effective: Arc::new(ArcSwap::from_pointee(effective)),
+            access: Arc::new(ArcSwap::new(Arc::clone(&components.admin_access))),
+        }
+    }
+
+    /// Shows that of `components`, from the next request on.
+    pub(super) fn replace(&self, components: &Components) {
+        let effective = components.config.admin.effective.clone();
+        self.sources
+            .store(Arc::new(components.configured_sources()));
+        self.effective.store(Arc::new(effective));
+        self.access.store(Arc::clone(&components.admin_access));
+    }
 }
 
 /// The listeners for operators and probes, and what each serves.
@@ -50,9 +65,10 @@ impl AdminListeners {
         sockets: (Arc<TcpListener>, Option<Arc<TcpListener>>),
         permanent: &Permanent,
         components: &Components,
-        (sources, effective): &ShownConfig,
+        shown: &ShownConfig,
     ) -> Self {
         let (admin, registry) = (&components.config.admin, &permanent.registry);
+        let (sources, effective) = (&shown.sources, &shown.effective);
         let readiness = &permanent.own_calls.readiness;
         let files = Arc::clone(effective);
         let alarms = AlarmBoard::register(
@@ -99,6 +115,11 @@ impl AdminListeners {
                     metrics: registry.clone(),
                     configured: Arc::clone(sources),
                     is_for_operators: operators,
+                    access: match operators {
+                        true => Arc::clone(&shown.access),
+                        false => Arc::default(),
+                    },
+                    rejection_log: LogLimiter::default(),
                     connection_budget: operators.then(|| permanent.connection_budget.clone()),
                     recorder: operators.then(|| Arc::clone(&components.observers.recorder)),
                     top_talkers: operators.then(|| Arc::clone(&permanent.talkers)),

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::app::admin_access::admin_access;
 use crate::app::api_server_tasks::feeds_other_limiter;
 use crate::app::authentication::{AuthComponents, PreparedAuth};
 use crate::app::info_metrics;
@@ -19,6 +20,7 @@ use crate::config::Config;
 use crate::flowcontrol::sources::{ClusterStatus, LiveObjects};
 use crate::limits::limiters::LimiterInForce;
 use crate::limits::upgrade_rate::UpgradeRateLimit;
+use crate::observe::admin::access::AdminAccess;
 use crate::observe::dry_run::DryRunCounts;
 use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::status::sources::ConfiguredSources;
@@ -41,6 +43,7 @@ pub(super) struct Prepared {
     peer_tls: Option<PreparedPeerTls>,
     /// `None` if weir's own credentials stay.
     credentials: Option<PreparedCredentials>,
+    admin_access: AdminAccess,
 }
 
 impl Prepared {
@@ -79,6 +82,7 @@ impl Prepared {
             observers: PreparedObservers::open(config.reporting.clone())?,
             peer_tls: peer_tls.flatten(),
             credentials,
+            admin_access: admin_access(&config, permanent)?,
             config,
         })
     }
@@ -113,6 +117,8 @@ pub(super) struct Components {
     pub(super) observers: Observers,
     /// The flow schemas and priority levels. `None` without priority and fairness.
     pub(super) flowcontrol: Option<Arc<LiveObjects>>,
+    /// Which requests the admin listener answers.
+    pub(super) admin_access: Arc<AdminAccess>,
 }
 
 impl Components {
@@ -133,6 +139,7 @@ impl Components {
             observers,
             peer_tls,
             credentials,
+            admin_access,
         } = prepared;
         let registry = &permanent.registry;
         let before = earlier.map(|earlier| &earlier.observers);
@@ -205,6 +212,7 @@ impl Components {
         let components = Self {
             pipeline: Arc::new(pipeline),
             flowcontrol: limiter.flowcontrol,
+            admin_access: Arc::new(admin_access),
             auth,
             observers,
             config,

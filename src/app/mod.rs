@@ -3,6 +3,7 @@
 //! The control runtime (this one) accepts connections and serves operators; workers serve clients.
 
 mod access_review;
+mod admin_access;
 mod admin_listeners;
 mod api_server_tasks;
 mod authentication;
@@ -28,7 +29,8 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::app::admin_listeners::{AdminListeners, shown_config};
+use crate::app::admin_access::check_exposure;
+use crate::app::admin_listeners::{AdminListeners, ShownConfig};
 use crate::app::components::{Components, Prepared};
 use crate::app::control::Control;
 use crate::app::lifecycle::shutdown::{
@@ -131,11 +133,12 @@ impl App {
             health,
             all,
         } = Sockets::listen(config.serving.address, &config.admin, inherited)?;
-        let shown = shown_config(&components);
+        let shown = ShownConfig::new(&components);
         let admin = AdminListeners::new((admin, health), &permanent, &components, &shown);
         let settings = Arc::new(ArcSwap::from_pointee(settings));
         let listener = ConfiguredListener::start(main, &settings, &permanent, &components)?;
         let addresses = Addresses::new(&listener.acceptor, &admin)?;
+        check_exposure(addresses.admin, &components.config.admin.access)?;
         permanent.own_calls.verify_servers(addresses.clients).await;
         let permanent = Arc::new(permanent);
         let components = Arc::new(ArcSwap::from_pointee(components));
@@ -148,6 +151,7 @@ impl App {
                 workers: listener.workers,
                 settings,
                 shown,
+                admin_address: addresses.admin,
             }),
             parts: StartedApp {
                 acceptor: listener.acceptor,

@@ -9,6 +9,7 @@ use crate::app::start_error::StartError;
 use crate::app::tasks::Tasks;
 use crate::config::Config;
 use crate::drain::Drain;
+use crate::identity::delegated::DelegatedAuth;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::levers::{Levers, OverriddenLimits};
 use crate::limits::limiters::Limiters;
@@ -43,6 +44,8 @@ pub(super) struct Permanent {
     pub(super) drain: Arc<Drain>,
     pub(super) config_status: Arc<ConfigStatus>,
     pub(super) own_calls: Arc<OwnCalls>,
+    /// Has requests of operators authenticated and authorized, if the configuration says so.
+    pub(super) delegated_auth: Arc<DelegatedAuth>,
     pub(super) replicas: Option<Replicas>,
     /// The limiters of both modes.
     pub(super) limiters: Arc<Limiters>,
@@ -108,6 +111,9 @@ impl Permanent {
         own_calls
             .readiness
             .set_shared_limits(status.map(Arc::clone));
+        let transport = Arc::clone(&own_calls.transport);
+        let delegated_auth = DelegatedAuth::new(transport, registry)
+            .map_err(|why| StartError::new("marks of tokens", why))?;
         let permanent = Self {
             memory_limit: MemoryLimit::new(config.memory_limit, registry),
             head_budget: HeadBudget::new(registry),
@@ -137,6 +143,7 @@ impl Permanent {
             drain,
             config_status,
             own_calls,
+            delegated_auth,
             replicas,
             limiters,
             shared_limits,
@@ -153,6 +160,7 @@ impl Permanent {
         tasks.push(Arc::clone(&self.levers).run());
         tasks.push(Arc::clone(&self.talkers).run());
         tasks.push(Arc::clone(&self.memory_limit).run());
+        tasks.push(Arc::clone(&self.delegated_auth).run());
         if let Some(shared) = &self.shared_limits {
             tasks.push(Arc::clone(shared).run());
         }

@@ -11,10 +11,12 @@
 //!
 //! A new process for each change would lose queues and buckets.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
+use crate::app::admin_access::check_exposure;
 use crate::app::admin_listeners::ShownConfig;
 use crate::app::components::{Components, Prepared, replace_servers};
 use crate::app::listener::ConfiguredWorker;
@@ -34,6 +36,8 @@ pub(crate) struct Reloader {
     pub(super) workers: Vec<ConfiguredWorker>,
     pub(super) settings: Arc<ArcSwap<ListenerSettings>>,
     pub(super) shown: ShownConfig,
+    /// Where the admin listener is, and stays.
+    pub(super) admin_address: SocketAddr,
 }
 
 impl Reloader {
@@ -58,6 +62,7 @@ impl Reloader {
         // Requests list the same id before and after.
         config.upstream.instance_id = upstream.instance_id.clone();
         check_server(&config.upstream, upstream)?;
+        check_exposure(self.admin_address, &config.admin.access)?;
         let listener = self.settings.load_full();
         let prepared = Prepared::new(config, permanent, Some(&earlier), Some(&listener)).await?;
         let mut tasks = Tasks::default();
@@ -74,9 +79,8 @@ impl Reloader {
             worker.replace_pipeline(permanent, &components);
         }
         components.auth.authenticator.announce_trust();
-        let (sources, effective) = &self.shown;
-        sources.store(Arc::new(components.configured_sources()));
-        effective.store(Arc::new(components.config.admin.effective.clone()));
+        self.shown.replace(&components);
+        permanent.delegated_auth.end_backoff();
         components.register_info_metrics(permanent);
         permanent
             .own_calls

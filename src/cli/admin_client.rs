@@ -2,19 +2,28 @@
 
 use std::fmt;
 use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, Uri, header};
+use clap::Args;
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
+use crate::upstream::credentials::bearer::bearer_header;
+use crate::upstream::tls;
 use weir_status::snapshot::StatusSnapshot;
 use weir_top::model::StatusUpdate;
 
@@ -27,18 +36,93 @@ const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 /// Maximum size of an event or a response, in bytes. A history of a thousand levels is smaller.
 const MAX_BYTES: usize = 32 << 20;
 
+/// Maximum size of the body of an error that is shown, in bytes.
+const MAX_ERROR_BYTES: usize = 4096;
+
 /// The address of an admin listener.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct AdminUrl {
     /// The URL without a `/` at its end.
     base: String,
     authority: String,
     host: String,
     port: u16,
+    is_https: bool,
+    /// TLS, and the name that the certificate must be valid for. `None` for plain HTTP.
+    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    /// The value of `Authorization`.
+    authorization: Option<HeaderValue>,
+}
+
+/// How an admin address is reached over TLS.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct AdminAccessArgs {
+    /// CA of the certificate of an https admin address (PEM); the system's CAs if not given.
+    #[arg(long, value_name = "FILE")]
+    certificate_authority: Option<PathBuf>,
+    /// The name that this certificate must be valid for; the host of the URL if not given.
+    #[arg(long, value_name = "NAME")]
+    tls_server_name: Option<String>,
+    /// File with the bearer token for an https admin address.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+impl AdminAccessArgs {
+    /// The address with what is needed to reach it. Reads the files.
+    ///
+    /// # Errors
+    /// A file cannot be used, or the address is not https and a token would be sent in the clear.
+    pub(crate) fn resolve(&self, url: &AdminUrl) -> Result<AdminUrl, String> {
+        let Self {
+            certificate_authority,
+            tls_server_name,
+            token_file,
+        } = self;
+        if !url.is_https {
+            let given = [
+                ("certificate-authority", certificate_authority.is_some()),
+                ("tls-server-name", tls_server_name.is_some()),
+                ("token-file", token_file.is_some()),
+            ];
+            let given = given.iter().find(|(_, is_given)| *is_given);
+            return match given {
+                Some((flag, _)) => Err(format!("--{flag}: only with an https address")),
+                None => Ok(url.clone()),
+            };
+        }
+        let read = |flag: &str, file: &PathBuf| {
+            std::fs::read(file).map_err(|why| format!("--{flag}: {}: {why}", file.display()))
+        };
+        let roots = match certificate_authority {
+            Some(file) => {
+                let pem = read("certificate-authority", file)?;
+                tls::parse_roots(&file.display().to_string(), &pem)
+            }
+            None => tls::load_system_roots(),
+        };
+        let roots = roots.map_err(|why| format!("--certificate-authority: {}", why.message))?;
+        let name = tls_server_name.as_ref().unwrap_or(&url.host).clone();
+        let name = ServerName::try_from(name).map_err(|why| format!("--tls-server-name: {why}"))?;
+        let authorization = match token_file {
+            Some(file) => {
+                let token = read("token-file", file)?;
+                let header = bearer_header(String::from_utf8_lossy(&token).trim());
+                Some(header.map_err(|why| format!("--token-file: {why}"))?)
+            }
+            None => None,
+        };
+        Ok(AdminUrl {
+            tls: Some((Arc::new(tls::client_config(roots, None)), name)),
+            authorization,
+            ..url.clone()
+        })
+    }
 }
 
 impl AdminUrl {
-    /// Parses `http://HOST[:PORT][/PATH]`. The path serves listeners behind another proxy.
+    /// Parses `http://HOST[:PORT][/PATH]` or the same with `https`. The path serves listeners behind
+    /// another proxy.
     ///
     /// # Errors
     /// If it is not such a URL. The message has an example.
@@ -52,14 +136,17 @@ impl AdminUrl {
         let uri: Uri = with_scheme
             .parse()
             .map_err(|why| invalid(&format!("{why}")))?;
-        if uri.scheme_str() != Some("http") {
-            return Err(invalid("the admin listener speaks plain http"));
-        }
+        let is_https = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(invalid("the admin listener speaks http or https")),
+        };
         if uri.query().is_some() {
             return Err(invalid("it has no query"));
         }
         let authority = uri.authority().ok_or_else(|| invalid("there is no host"))?;
         let port = match authority.as_str().strip_prefix(authority.host()) {
+            Some("") if is_https => 443,
             Some("") => 80,
             Some(port) => port
                 .strip_prefix(':')
@@ -76,9 +163,28 @@ impl AdminUrl {
             authority: authority.to_string(),
             host: host.to_owned(),
             port,
+            is_https,
+            tls: None,
+            authorization: None,
         })
     }
+
+    async fn connect(&self) -> Result<Box<dyn Connection>, String> {
+        let tcp = TcpStream::connect((self.host.as_str(), self.port));
+        let tcp = tcp.await.map_err(|why| why.to_string())?;
+        let Some((tls, name)) = &self.tls else {
+            return Ok(Box::new(tcp));
+        };
+        let connector = TlsConnector::from(Arc::clone(tls));
+        let stream = connector.connect(name.clone(), tcp).await;
+        Ok(Box::new(stream.map_err(|why| why.to_string())?))
+    }
 }
+
+/// A connection, encrypted or not.
+trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 
 impl fmt::Display for AdminUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -202,20 +308,22 @@ async fn read_events(
 }
 
 async fn get(address: &AdminUrl, path: &str) -> Result<Response<Incoming>, String> {
-    let tcp = TcpStream::connect((address.host.as_str(), address.port))
-        .await
-        .map_err(|why| why.to_string())?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(tcp))
+    let stream = address.connect().await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|why| why.to_string())?;
     tokio::spawn(async move {
         let _ = connection.await; // its error also ends the response
     });
     let base: Uri = address.base.parse().map_err(|why| format!("{why}"))?;
-    let request = Request::get(format!("{}{path}", base.path().trim_end_matches('/')))
+    let mut request = Request::get(format!("{}{path}", base.path().trim_end_matches('/')))
         .header(header::HOST, &address.authority)
         .body(Empty::<Bytes>::new())
         .map_err(|why| why.to_string())?;
+    if let Some(authorization) = &address.authorization {
+        let headers = request.headers_mut();
+        headers.insert(header::AUTHORIZATION, authorization.clone());
+    }
     let response = sender.send_request(request).await;
     let response = response.map_err(|why| why.to_string())?;
     match response.status() {
@@ -223,9 +331,17 @@ async fn get(address: &AdminUrl, path: &str) -> Result<Response<Incoming>, Strin
         StatusCode::NOT_FOUND => {
             Err("it has no status page: is this weir's admin address?".to_owned())
         }
-        StatusCode::SERVICE_UNAVAILABLE => Err("too many listen to it already".to_owned()),
-        code => Err(format!("it answers {code}")),
+        code => Err(format!("it answers {code}: {}", body_start(response).await)),
     }
+}
+
+/// The first line of an error.
+async fn body_start(response: Response<Incoming>) -> String {
+    let body = Limited::new(response.into_body(), MAX_ERROR_BYTES).collect();
+    let text = body.await.map(|body| body.to_bytes()).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().next().unwrap_or_default();
+    line.chars().filter(|c| !c.is_control()).collect()
 }
 
 async fn with_timeout<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
@@ -297,8 +413,10 @@ mod tests {
         let address = AdminUrl::parse("http://[::1]:81/weir/").unwrap();
         assert_eq!((address.host.as_str(), address.port), ("::1", 81));
         assert_eq!(address.to_string(), "http://[::1]:81/weir");
+        let address = AdminUrl::parse("https://weir").unwrap();
+        assert_eq!((address.host.as_str(), address.port), ("weir", 443));
         for wrong in [
-            "https://weir:6480",
+            "ftp://weir:6480",
             "http://",
             "http://a:b",
             "http://a/?x",
@@ -307,6 +425,17 @@ mod tests {
             let why = AdminUrl::parse(wrong).unwrap_err();
             assert!(why.contains("http://127.0.0.1:6480"), "{why}");
         }
+    }
+
+    #[test]
+    fn a_token_is_not_sent_in_the_clear() {
+        let access = AdminAccessArgs {
+            token_file: Some("token".into()),
+            ..AdminAccessArgs::default()
+        };
+        let url = AdminUrl::parse("http://weir:6480").unwrap();
+        let why = access.resolve(&url).unwrap_err();
+        assert_eq!(why, "--token-file: only with an https address");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::admin_client;
 use crate::cli::flags::LoggingFormat;
-use crate::cli::process::exit::{exit_with_failure, print_stdout};
+use crate::cli::process::exit::{exit_with_failure, exit_with_usage_error, print_stdout};
 use crate::cli::top::ViewArgs;
 use weir_kubernetes::encoding::printable::escape_json;
 use weir_status::alarms::AlarmSeverity;
@@ -52,10 +52,14 @@ pub(super) fn run(args: &StatusArgs) -> ExitCode {
         Ok(runtime) => runtime,
         Err(why) => return exit_with_failure(&why, LoggingFormat::Text),
     };
+    let admin = match args.view.access.resolve(&args.view.admin) {
+        Ok(admin) => admin,
+        Err(why) => return exit_with_usage_error(&why, LoggingFormat::Text),
+    };
     let fetched = runtime.block_on(async {
         match args.output {
-            StatusFormat::Json => fetch_json(&args.view).await,
-            StatusFormat::Table => fetch_table(&args.view).await,
+            StatusFormat::Json => fetch_json(&admin, &args.view).await,
+            StatusFormat::Table => fetch_table(&admin, &args.view).await,
         }
     });
     match fetched {
@@ -83,19 +87,25 @@ fn exit_code(now: &StatusSnapshot) -> u8 {
     }
 }
 
-async fn fetch_json(args: &ViewArgs) -> Result<(String, u8), String> {
-    let mut snapshot = admin_client::fetch_snapshot(&args.admin, Some(&args.replica)).await?;
+async fn fetch_json(
+    admin: &admin_client::AdminUrl,
+    args: &ViewArgs,
+) -> Result<(String, u8), String> {
+    let mut snapshot = admin_client::fetch_snapshot(admin, Some(&args.replica)).await?;
     text_table::select_lists(&mut snapshot.talkers, args.by, args.window, args.sort);
     let text = serde_json::to_string_pretty(&snapshot).map_err(|why| why.to_string())?;
     Ok((format!("{}\n", escape_json(&text)), exit_code(&snapshot)))
 }
 
-async fn fetch_table(args: &ViewArgs) -> Result<(String, u8), String> {
+async fn fetch_table(
+    admin: &admin_client::AdminUrl,
+    args: &ViewArgs,
+) -> Result<(String, u8), String> {
     let mut model = TopModel::new(args.options());
-    let first = admin_client::fetch_snapshot(&args.admin, Some(&args.replica)).await?;
+    let first = admin_client::fetch_snapshot(admin, Some(&args.replica)).await?;
     model.handle_update(StatusUpdate::Snapshot(Box::new(first)));
     tokio::time::sleep(SAMPLE_INTERVAL).await;
-    let last = admin_client::fetch_snapshot(&args.admin, Some(&args.replica)).await?;
+    let last = admin_client::fetch_snapshot(admin, Some(&args.replica)).await?;
     let code = exit_code(&last);
     model.handle_update(StatusUpdate::Snapshot(Box::new(last)));
     let text = text_table::render_table(&model.view_model, &model.options);

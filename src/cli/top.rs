@@ -38,9 +38,12 @@ const CHANNEL_CAPACITY: usize = 16;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "View")]
 pub(crate) struct ViewArgs {
-    /// weir's admin address: http://HOST:PORT.
+    /// weir's admin address: http://HOST:PORT, or https://HOST:PORT.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:6480", value_parser = AdminUrl::parse)]
     pub(crate) admin: AdminUrl,
+    /// How it is reached over TLS.
+    #[command(flatten)]
+    pub(crate) access: admin_client::AdminAccessArgs,
     /// Group talkers by this (default user); with -o json, show only this grouping.
     #[arg(long, value_name = "WHAT", value_parser = name_parser(Dimension::DISPLAY_ORDER, Dimension::name))]
     pub(crate) by: Option<Dimension>,
@@ -120,13 +123,15 @@ async fn event_loop(terminal: &mut DefaultTerminal, args: TopArgs) -> io::Result
         view: args,
         control_socket,
     } = args;
-    let address = args.admin.to_string();
+    let admin = args.access.resolve(&args.admin);
+    let admin = admin.map_err(io::Error::other)?;
+    let address = admin.to_string();
     let (answer_sender, mut answers) = mpsc::channel(CHANNEL_CAPACITY);
     let mut model = TopModel::new(args.options());
     let (update_sender, mut updates) = mpsc::channel(CHANNEL_CAPACITY);
     let (key_sender, mut keys) = mpsc::channel(CHANNEL_CAPACITY);
     let chosen = watch::Sender::new(model.options.chosen_replica().to_owned());
-    let updated = admin_client::stream_updates(args.admin, chosen.subscribe(), update_sender);
+    let updated = admin_client::stream_updates(admin, chosen.subscribe(), update_sender);
     tokio::spawn(updated);
     thread::spawn(move || {
         while let Ok(event) = event::read() {

@@ -16,11 +16,13 @@
 pub(crate) mod accepted_tokens;
 pub(crate) mod bearer_token;
 pub mod client_certificate;
+pub mod delegated;
 pub mod impersonation;
 pub mod request_header;
 pub mod review_queue;
 pub(crate) mod self_subject_review;
 pub(crate) mod token_hash;
+pub mod token_list;
 pub mod tokens;
 pub mod transport;
 

@@ -12,6 +12,8 @@
 )]
 
 mod admin;
+#[cfg(feature = "playground")]
+mod admin_access;
 mod alarms;
 mod audit;
 mod auth_modes;

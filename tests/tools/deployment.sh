@@ -36,6 +36,7 @@ rendered() {
     expected[endpoint-slices]="${expected[base]/Role=2 RoleBinding=2 Service/Role=3 RoleBinding=3 Service}"
     expected[replicas]="${expected[base]/NetworkPolicy=1/NetworkPolicy=2}"
     expected[prometheus-operator]="${expected[base]/NetworkPolicy=1/NetworkPolicy=2}"
+    expected[prometheus-operator]="${expected[prometheus-operator]/ClusterRole=3 ClusterRoleBinding=1/ClusterRole=5 ClusterRoleBinding=4}"
     expected[prometheus-operator]="${expected[prometheus-operator]/ Role=2 RoleBinding=2 Service=1 ServiceAccount=1/ PrometheusRule=1 Role=2 RoleBinding=2 Service=2 ServiceAccount=1 ServiceMonitor=1}"
     expected[shared-limits]="${expected[base]/Deployment=1 Namespace=1 NetworkPolicy=1/Deployment=2 Namespace=1 NetworkPolicy=3}"
     expected[shared-limits]="${expected[shared-limits]/ Service=1/ Service=2}"
@@ -58,6 +59,9 @@ rendered() {
     check_match 'endpoint-slices: the Role stays in its namespace' 'namespace: default' "$(<"$WORK/endpoint-slices.yaml")"
     check_match 'replicas: their number' 'replicas: 3' "$(<"$WORK/replicas.yaml")"
     check_match 'replicas: the volumes of the base stay' 'secretName: weir-tls' "$(<"$WORK/replicas.yaml")"
+    check_match 'prometheus-operator: the API server decides' '- --admin-authorization-mode=Webhook' "$(<"$WORK/prometheus-operator.yaml")"
+    check_match 'prometheus-operator: the volumes of the base stay' 'secretName: weir-tls' "$(<"$WORK/prometheus-operator.yaml")"
+    check_match 'prometheus-operator: the ports of the base stay' 'containerPort: 6443' "$(<"$WORK/prometheus-operator.yaml")"
     check_match 'load-balancer: its type' 'type: LoadBalancer' "$(<"$WORK/load-balancer.yaml")"
 }
 

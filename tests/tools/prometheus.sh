@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What deploy/ has for Prometheus and Grafana: the rules are sound and fire when they should, all names exist, and every query of
-# the dashboard is answered. That a Prometheus which looks each second says what wrk and h2load saw, throttling.sh shows.
+# the dashboard is answered; and Prometheus scrapes by a service account's token, if the API server allows it. That a Prometheus
+# which looks each second says what wrk and h2load saw, throttling.sh shows.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -79,10 +80,46 @@ watching() {
     sed "s#targets: \[127.0.0.1:6480\]#targets: [$1, $2, $3]#; s/^    scrape_interval: 15s/    scrape_interval: 1s/
         s/^    scrape_timeout: 10s/    scrape_timeout: 1s/" "$CONFIG" >"$WORK/etc/prometheus.yaml"
     cp "$RULES" "$WORK/etc/"
+    authorized >>"$WORK/etc/prometheus.yaml"
     start prometheus prometheus --config.file "$WORK/etc/prometheus.yaml" --storage.tsdb.path "$WORK/tsdb" \
         --web.listen-address 127.0.0.1:0
     within "$LIMIT" listening || die 'Prometheus does not listen'
     scraped
+}
+
+# authorized: scrapes over TLS, by a service account's token and without one, of the weir whose API server decides about them.
+authorized() {
+    local job
+    for job in with-token without-token; do
+        cat <<END
+  - job_name: $job
+    scheme: https
+    scrape_interval: 1s
+    scrape_timeout: 1s
+    tls_config: {ca_file: $DELEGATED_DIR/ca.crt}
+    static_configs: [{targets: ["$DELEGATED"]}]
+END
+        [[ $job == without-token ]] || printf '    authorization: {credentials_file: %s}\n' "$DELEGATED_DIR/service-account.token"
+    done
+}
+
+# with_authorization: who is let in is Prometheus' to say, and curl's.
+with_authorization() {
+    local url=https://$DELEGATED
+    comes_to 'up{job="with-token"}' 1
+    check 'Prometheus scrapes over TLS by the token of a service account' 1 "$GOT"
+    comes_to 'up{job="without-token"}' 0
+    check 'and not without a token' 0 "$GOT"
+    comes_to '0 < bool weir_admin_reviews_total{job="with-token",kind="SubjectAccessReview",result="allowed"}' 1
+    check 'because the API server allows it' 1 "$GOT"
+    # shellcheck disable=SC2317,SC2329 # called by `check`
+    code() { curl -sS -o "$WORK/body" -w '%{http_code}' --max-time "$LIMIT" --cacert "$DELEGATED_DIR/ca.crt" "$@"; }
+    check 'a made-up token is no credential' 401 "$(code -H 'Authorization: Bearer made-up' "$url/metrics")"
+    check_match 'which is said' 'the bearer token is not valid' "$(<"$WORK/body")"
+    check 'an administrator may see the page' 200 "$(code -H "$DELEGATED_ADMIN" "$url/")"
+    check_match 'weir status asks with a token' '"version"' "$("$WEIR" status -o json --admin "$url" \
+        --certificate-authority "$DELEGATED_DIR/ca.crt" --token-file "$DELEGATED_DIR/service-account.token" 2>&1)"
+    check 'probes need no token' 200 "$(code "$url/livez")"
 }
 
 # cut_off: a request that finds no API server, at the weir that has none.
@@ -233,7 +270,15 @@ start cut-off "$WEIR" serve --bind-address 127.0.0.1 "${anywhere[@]}" --tls-cert
     --replica-membership leases --replica-namespace kube-system --shared-limits redis://127.0.0.1:1 --shared-key-file "$WORK/shared.key"
 fronting cut-off
 CUT_OFF=$ADMIN CUT_OFF_URL=$URL CUT_OFF_DIR=$DIR
+apiserver delegated 0
+DELEGATED_DIR=$DIR DELEGATED_ADMIN=$(bearer admin)
+start delegated-weir "$WEIR" serve --bind-address 127.0.0.1 "${anywhere[@]}" --tls-cert-file "$DIR/tls.crt" \
+    --tls-private-key-file "$DIR/tls.key" --kubeconfig "$DIR/kubeconfig" --admin-tls-cert-file "$DIR/tls.crt" \
+    --admin-tls-private-key-file "$DIR/tls.key" --admin-authorization-mode Webhook
+fronting delegated-weir
+DELEGATED=$ADMIN
 watching "$PLAY" "$FAIR" "$CUT_OFF"
+with_authorization
 with_limits
 with_fairness
 shows play "$PLAY" "$UPSTREAMS_OWN_ALWAYS"

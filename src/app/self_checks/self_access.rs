@@ -9,7 +9,7 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use crate::app::access_review::{SelfAccessDecision, parse_decision, self_access_review};
-use crate::config::{AdmissionConfig, Config};
+use crate::config::{AdminAuthorizationMode, AdmissionConfig, Config};
 use crate::flowcontrol::sources::{ClusterResource, rbac_rule};
 use crate::identity::self_subject_review;
 use crate::identity::transport::{ApiTransport, RemoteRequest};
@@ -239,25 +239,37 @@ impl SelfAccess {
         if config.admin.self_check_interval.is_none() {
             return Self { required: needed };
         }
-        if verification.reviews_per_second > 0 {
+        let is_delegated = config.admin.access.authorization == AdminAuthorizationMode::Webhook;
+        let reviews_clients = verification.reviews_per_second > 0;
+        if reviews_clients || is_delegated {
             needed.push(Permission {
                 verb: "create",
                 group: Some("authentication.k8s.io"),
                 resource: "tokenreviews",
                 granted_by: DELEGATOR,
-                consequence: "tokens that weir cannot verify by their signature count as system:anonymous",
+                consequence: match reviews_clients {
+                    true => "tokens that weir cannot verify by their signature count as system:anonymous",
+                    false => "bearer tokens that are in no file get 503 on the admin address",
+                },
                 is_essential: false,
                 ..Permission::default()
             });
         }
-        if config.identity.impersonation.classify || config.assert_by_impersonation {
+        let impersonates = config.identity.impersonation.classify || config.assert_by_impersonation;
+        if impersonates || is_delegated {
             needed.push(Permission {
                 verb: "create",
                 group: Some("authorization.k8s.io"),
                 resource: "subjectaccessreviews",
                 granted_by: DELEGATOR,
-                consequence: "weir allows no impersonation",
-                is_essential: true,
+                consequence: match (impersonates, is_delegated) {
+                    (true, true) => {
+                        "weir allows no impersonation, and users get 503 on the admin address"
+                    }
+                    (true, false) => "weir allows no impersonation",
+                    (false, _) => "users get 503 on the admin address",
+                },
+                is_essential: impersonates,
                 ..Permission::default()
             });
         }

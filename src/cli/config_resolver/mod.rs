@@ -1,6 +1,7 @@
 //! Flags to a [`Config`]: reads the files that flags name, combines flags that belong together, and
 //! reports all errors and warnings at once, each with its flag's name.
 
+mod admin;
 mod audit;
 mod authentication;
 pub(crate) mod certificates;
@@ -38,8 +39,8 @@ use crate::control::ControlConfig;
 use crate::flowcontrol::controller;
 #[cfg(feature = "tools")]
 use crate::flowcontrol::sources::FlowcontrolSources;
+use crate::observe::admin::log_level;
 use crate::observe::admin::zpages::EffectiveConfig;
-use crate::observe::admin::{is_loopback, log_level};
 use crate::observe::spans;
 use crate::server::settings::ServingConfig;
 use crate::upstream::UpstreamConfig;
@@ -63,9 +64,6 @@ const UNASSERTED_USERS: &str = "without --proxy-client-cert-file (or --assert-by
 
 /// The warning of tokens that nothing verifies.
 const UNVERIFIED_TOKENS: &str = "go on to the API server unverified: their requests are classified as system:anonymous. With a --kubeconfig whose user may create TokenReviews (ClusterRole system:auth-delegator) they are verified";
-
-/// The warning of an admin address that is not a loopback address.
-const EXPOSED_ADMIN_ADDRESS: &str = "not a loopback address: it serves users' names, limits and metrics without authentication; nothing can be changed there (PUT /debug/log_level gets 403)";
 
 /// A configuration that can be used.
 pub(crate) struct Resolved {
@@ -180,9 +178,14 @@ fn fill_effective(
 /// for the API server.
 const SELF_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-fn admin_config(operation: &OperationArgs, effective: EffectiveConfig) -> config::AdminConfig {
+fn admin_config(
+    operation: &OperationArgs,
+    access: config::AdminAccessConfig,
+    effective: EffectiveConfig,
+) -> config::AdminConfig {
     config::AdminConfig {
         address: operation.admin_address,
+        access,
         health: operation.health_address,
         health_metrics: operation.health_metrics,
         log_level: None, // set by `Logging::attach_to`
@@ -256,6 +259,9 @@ impl FlagResolver {
         }
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
+        let has_credentials = self.kubeconfig_source(&upstream).is_some();
+        let admin_access =
+            self.resolve_admin_access(&operation.admin, operation.admin_address, has_credentials);
         self.warn_about_idle_settings(&origin.given);
         let (serving, identity, (upstream, own_credentials)) = (serving?, identity?, server?);
         let workers = operation.workers.map_or_else(core_count, usize::from);
@@ -284,7 +290,7 @@ impl FlagResolver {
             assert_by_impersonation: impersonate,
             shutdown: operation.shutdown,
             control: control_config(&operation, self.environment()),
-            admin: admin_config(&operation, effective),
+            admin: admin_config(&operation, admin_access?, effective),
             reporting,
             workers,
             crypto_provider: provider,
@@ -313,7 +319,7 @@ impl FlagResolver {
     }
 
     /// Adds an error for each flag that has no effect without another flag, and for the filter of
-    /// the log; warns about an admin address that others can reach.
+    /// the log.
     fn check_operation(&mut self, identity: &IdentityArgs, operation: &OperationArgs) {
         if identity.proxies.proxy_protocol && identity.proxies.trusted_proxies.is_empty() {
             self.add(
@@ -325,9 +331,6 @@ impl FlagResolver {
             self.add("health-metrics", "only together with --health-address");
         }
         self.check("log-level", log_level::parse_filter(&operation.log_level));
-        if !is_loopback(operation.admin_address) {
-            self.warn("admin-address", EXPOSED_ADMIN_ADDRESS);
-        }
     }
 
     /// Adds an error where one part of the total is a number and weir is to find the other.

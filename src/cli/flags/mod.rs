@@ -3,6 +3,7 @@
 //! `config_resolver` gives flags their meaning. A `--config` file has settings of the same names (see
 //! `command_line::config_file`). The table in docs/reference/flags.md is generated from this module.
 
+pub(crate) mod admin_args;
 pub(crate) mod environment;
 pub(crate) mod input_files;
 pub(crate) mod origin;
@@ -18,6 +19,7 @@ use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use http::HeaderName;
 
+use crate::cli::flags::admin_args::AdminArgs;
 use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::flags::replica_args::ReplicaArgs;
 use crate::cli::flags::shared_limit_args::SharedLimitArgs;
@@ -564,12 +566,16 @@ pub(crate) struct OperationArgs {
     /// The shutdown.
     #[command(flatten)]
     pub(crate) shutdown: ShutdownConfig,
-    /// Where /livez, /readyz, /metrics, the status page and /debug are served, in plain HTTP and without authentication: every
-    /// client that reaches it sees users' names, so keep it on the loopback. On any other address nothing can be changed: PUT of the log
-    /// level is 403.
+    /// Where /livez, /readyz, /metrics, the status page and /debug are served, by default in plain HTTP and without authentication.
+    /// An address beyond the loopback needs both: --admin-tls-cert-file, and --admin-client-ca-file, --admin-token-file or
+    /// --admin-authorization-mode=Webhook. Nothing can be changed there: PUT of the log level is 403. /livez and /readyz need no credential.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6480")]
     pub(crate) admin_address: SocketAddr,
-    /// Where /livez and /readyz are served as well, for probes that cannot reach the admin address.
+    /// Access to the admin address.
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
+    /// Where /livez and /readyz are served as well, in plain HTTP and without authentication, for probes that cannot reach the admin
+    /// address.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) health_address: Option<SocketAddr>,
     /// Serve /metrics on --health-address, too.

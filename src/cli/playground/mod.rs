@@ -349,6 +349,8 @@ fn local_address(mut address: SocketAddr) -> SocketAddr {
 /// The flags of weir in front of the API server at `upstream`. Flags that the operator gave stay.
 fn serve_args(folder: &Path, upstream: SocketAddr, mut proxy: ProxyArgs) -> ServeArgs {
     let file = |name: &str| folder.join(name);
+    // A container's image listens on every address of the container, and its data are made up.
+    proxy.operation.admin.may_be_open = true;
     let (serving, identity) = (&mut proxy.serving, &mut proxy.identity);
     if serving.tls_cert_file.is_none() && serving.tls_private_key_file.is_none() {
         serving.tls_cert_file = Some(file("tls.crt"));

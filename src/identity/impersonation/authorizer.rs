@@ -272,7 +272,7 @@ impl fmt::Debug for ImpersonationAuthorizer {
 
 /// Encodes everything that an authorizer may depend on. Each part is prefixed with its length, so
 /// that two different users have different encodings.
-fn encode_user(user: &UserInfo) -> Vec<u8> {
+pub(in crate::identity) fn encode_user(user: &UserInfo) -> Vec<u8> {
     let UserInfo {
         name,
         uid,
@@ -312,7 +312,8 @@ fn encode_permission(user_hash: TokenHash, permission: &ImpersonationPermission)
     bytes
 }
 
-fn write_bytes(bytes: &mut Vec<u8>, text: &[u8]) {
+/// Writes a text after its length.
+pub(in crate::identity) fn write_bytes(bytes: &mut Vec<u8>, text: &[u8]) {
     write_length(bytes, text.len());
     bytes.extend_from_slice(text);
 }

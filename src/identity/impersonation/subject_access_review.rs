@@ -49,6 +49,26 @@ pub(crate) fn request(user: &UserInfo, permission: &ImpersonationPermission) -> 
         namespace,
         name,
     } = permission;
+    let attributes = json!({
+        "verb": "impersonate",
+        "group": group,
+        "version": "v1",
+        "resource": resource,
+        "subresource": subresource,
+        "namespace": namespace,
+        "name": name,
+    });
+    review_request(user, "resourceAttributes", attributes)
+}
+
+/// The request for a review of whether `user` may `verb` a path that is no resource.
+#[must_use]
+pub(crate) fn path_request(user: &UserInfo, verb: &str, path: &str) -> RemoteRequest {
+    let attributes = json!({"verb": verb, "path": path});
+    review_request(user, "nonResourceAttributes", attributes)
+}
+
+fn review_request(user: &UserInfo, kind: &str, attributes: Value) -> RemoteRequest {
     let extra: Map<String, Value> = user
         .extra
         .iter()
@@ -58,15 +78,7 @@ pub(crate) fn request(user: &UserInfo, permission: &ImpersonationPermission) -> 
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
         "spec": {
-            "resourceAttributes": {
-                "verb": "impersonate",
-                "group": group,
-                "version": "v1",
-                "resource": resource,
-                "subresource": subresource,
-                "namespace": namespace,
-                "name": name,
-            },
+            kind: attributes,
             "user": user.name,
             "uid": user.uid,
             "groups": user.groups,
@@ -143,6 +155,19 @@ mod tests {
                     "resource": "userextras", "subresource": "scopes", "namespace": "", "name": "all"},
                 "user": "alice", "uid": "u", "groups": ["dev"], "extra": {"k": ["v"]}}})
         );
+    }
+
+    #[test]
+    fn a_path_is_reviewed_by_non_resource_attributes() {
+        let user = UserInfo {
+            name: "prometheus".to_owned(),
+            ..UserInfo::default()
+        };
+        let body = path_request(&user, "get", "/metrics").body.unwrap();
+        let spec = serde_json::from_slice::<Value>(&body).unwrap()["spec"].take();
+        let expected = json!({"nonResourceAttributes": {"verb": "get", "path": "/metrics"},
+            "user": "prometheus", "uid": "", "groups": [], "extra": {}});
+        assert_eq!(spec, expected);
     }
 
     #[test]

@@ -1,8 +1,15 @@
-//! The listeners for operators: `/livez`, `/readyz`, `/metrics` and the status page, in plain HTTP.
+//! The listeners for operators: `/livez`, `/readyz`, `/metrics` and the status page, in plain HTTP or
+//! over TLS. [`access`] says which requests are answered.
+//!
+//! In plain HTTP on the loopback, a browser's page of another site must not read them by a name that
+//! it lets resolve to the loopback (DNS rebinding): the `Host` has to be the loopback's. Over TLS such
+//! a page fails by the certificate, which is not valid for its name. On either, nothing changes and no
+//! stream opens for a page of another origin.
 //!
 //! They run on a runtime of their own, so that a flood of client requests does not delay probes and
 //! scrapes.
 
+pub(crate) mod access;
 mod connections;
 pub mod log_level;
 #[cfg(test)]
@@ -26,12 +33,19 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ServerConfig;
 use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, timeout};
+use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
+use crate::identity::client_certificate::PeerCertificate;
+use crate::identity::delegated::PathAttributes;
+use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::limits::Admission;
+use crate::observe::admin::access::{AccessError, AdminAccess, AdminClient};
 use crate::observe::admin::connections::AdminConnections;
 use crate::observe::admin::log_level::LogLevel;
 use crate::observe::admin::zpages::Zpages;
@@ -40,6 +54,7 @@ use crate::observe::logging::recording::Recorder;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::StatusFeed;
 use crate::observe::status::sources::ConfiguredSources;
+use crate::pipeline::connection::request_count::RequestCount;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use weir_agreement::message::check_name;
 use weir_base::clock::Clock;
@@ -56,6 +71,13 @@ const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest time to receive the body of a [`log_level`] request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest time of a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time between two TLS handshakes: a client that connects again and again gets at most 100 a
+/// second, which is less than half of a core with the slowest usual key (RSA of 4096 bits).
+const HANDSHAKE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Longest time that sent data may stay unread or unacknowledged. A subscriber on a suspended
 /// machine frees its connection after it.
@@ -74,6 +96,8 @@ const TEXT_HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-
 const APPLICATION_JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const JSON_LINES: HeaderValue = HeaderValue::from_static("application/jsonl");
+const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
+const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// Path prefix of kube-apiserver's dumps of API Priority and Fairness.
@@ -101,7 +125,7 @@ const FOREIGN_HOST_TEXT: &str =
     "this listener is on the loopback interface: use its address or localhost as Host\n";
 
 /// The response body for a change on a listener that is not on the loopback.
-const READ_ONLY_TEXT: &str = "this listener is not on the loopback, and does not authenticate: nothing can be changed here\n";
+const READ_ONLY_TEXT: &str = "this listener is not on the loopback: nothing can be changed here\n";
 
 /// Whether only this machine can reach a listener at `address`.
 #[must_use]
@@ -126,6 +150,10 @@ pub(crate) struct AdminServer {
     pub(crate) configured: Arc<ArcSwap<ConfiguredSources>>,
     /// Whether the listener is that of operators. The other one serves probes and perhaps metrics.
     pub(crate) is_for_operators: bool,
+    /// Which requests are answered.
+    pub(crate) access: Arc<ArcSwap<AdminAccess>>,
+    /// Limits the log lines about requests that are not.
+    pub(crate) rejection_log: LogLimiter,
     /// The source of `/debug/places`: the slots for requests to the API server.
     pub(crate) connection_budget: Option<ConnectionBudget>,
     /// The log filter, if it can be changed.
@@ -156,17 +184,16 @@ impl AdminServer {
         let mut handed_over = std::pin::pin!(handed_over);
         let is_local = listener.local_addr().is_ok_and(is_loopback);
         let mut connections = AdminConnections::default();
+        let mut handshakes = tokio::time::interval(HANDSHAKE_INTERVAL);
+        handshakes.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let log = LogLimiter::default();
-        loop {
+        for connection_id in 0_u64.. {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
-                () = handed_over.as_mut() => return connections.close().await,
+                () = handed_over.as_mut() => break,
             };
-            let tcp = match accepted {
-                Ok((tcp, _)) => {
-                    limit_socket_buffers(&tcp);
-                    tcp
-                }
+            let (tcp, peer) = match accepted {
+                Ok(accepted) => accepted,
                 Err(why) => {
                     if let Some(more) = log.try_log(Clock.now()) {
                         warn!(%why, more, "cannot accept connections of operators");
@@ -175,32 +202,115 @@ impl AdminServer {
                     continue;
                 }
             };
+            limit_socket_buffers(&tcp);
+            let tls = self.access.load().tls.clone();
+            if tls.is_some() {
+                handshakes.tick().await;
+            }
+            let source = ClientSource {
+                address: peer.ip(),
+                connection_id,
+            };
             let admin = Arc::clone(&self);
             connections.spawn(|requests| async move {
-                let service = service_fn(|request| {
-                    let guard = requests.start();
-                    let response = admin.handle(request, is_local);
-                    async move { response.await.inspect(|_| drop(guard)) }
-                });
-                let served = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEADER_READ_TIMEOUT)
-                    .serve_connection(TokioIo::new(tcp), service)
-                    .await;
-                if let Err(why) = served {
-                    debug!(%why, "an operator's connection ended");
+                match tls {
+                    Some(tls) => admin.serve_tls(tcp, tls, source, is_local, requests).await,
+                    None => {
+                        let client = AdminClient {
+                            source,
+                            is_tls: false,
+                            certificate: None,
+                        };
+                        admin.serve(tcp, client, is_local, requests).await;
+                    }
                 }
             });
         }
+        connections.close().await;
+    }
+
+    async fn serve_tls(
+        &self,
+        tcp: TcpStream,
+        tls: Arc<ServerConfig>,
+        source: ClientSource,
+        is_local: bool,
+        requests: Arc<RequestCount>,
+    ) {
+        let handshake = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(tls).accept(tcp));
+        let stream = match handshake.await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(why)) => return debug!(%why, "an operator's TLS handshake failed"),
+            Err(_) => return debug!("an operator's TLS handshake took too long"),
+        };
+        let (_, connection) = stream.get_ref();
+        let client = AdminClient {
+            source,
+            is_tls: true,
+            certificate: PeerCertificate::new(connection.peer_certificates()),
+        };
+        self.serve(stream, client, is_local, requests).await;
+    }
+
+    async fn serve(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
+        client: AdminClient,
+        is_local: bool,
+        requests: Arc<RequestCount>,
+    ) {
+        let service = service_fn(|request| {
+            let guard = requests.start();
+            let response = self.handle(request, &client, is_local);
+            async move { response.await.inspect(|_| drop(guard)) }
+        });
+        let served = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_READ_TIMEOUT)
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
+        if let Err(why) = served {
+            debug!(%why, "an operator's connection ended");
+        }
+    }
+
+    /// The response to a request that may not be answered; `None` for others.
+    async fn reject_unauthorized(
+        &self,
+        request: &Request<Incoming>,
+        client: &AdminClient,
+    ) -> Option<Response<AdminBody>> {
+        let verb = request.method().as_str().to_ascii_lowercase();
+        let attributes = PathAttributes {
+            verb: &verb,
+            path: request.uri().path(),
+        };
+        let access = self.access.load_full();
+        let checked = access.check(client, attributes, request.headers()).await;
+        let why = checked.err()?;
+        if let Some(more) = self.rejection_log.try_log(Clock.now()) {
+            let address = client.source.address;
+            warn!(client = %address, why = why.text(), more, "a request to the admin address was rejected");
+        }
+        let mut rejection = response(why.code(), format!("{}\n", why.text()));
+        if matches!(why, AccessError::Unauthenticated(_)) {
+            let headers = rejection.headers_mut();
+            headers.insert(header::WWW_AUTHENTICATE, BEARER);
+        }
+        Some(rejection)
     }
 
     async fn handle(
         &self,
         request: Request<Incoming>,
+        client: &AdminClient,
         is_local: bool,
     ) -> Result<Response<AdminBody>, Infallible> {
-        if is_local && !has_loopback_host(request.headers()) {
+        if is_local && !client.is_tls && !has_loopback_host(request.headers()) {
             return Ok(response(StatusCode::FORBIDDEN, FOREIGN_HOST_TEXT));
+        }
+        if let Some(rejection) = self.reject_unauthorized(&request, client).await {
+            return Ok(rejection);
         }
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         if !is_read && is_cross_origin(request.headers()) {
@@ -436,10 +546,7 @@ async fn handle_status(
     };
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, NO_STORE);
-    headers.insert(
-        header::X_CONTENT_TYPE_OPTIONS,
-        HeaderValue::from_static("nosniff"),
-    );
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, NOSNIFF);
     Some(response)
 }
 
@@ -549,8 +656,9 @@ fn json_response(text: &str) -> Response<AdminBody> {
 fn response(code: StatusCode, text: impl Into<Bytes>) -> Response<AdminBody> {
     let mut response = Response::new(Full::new(text.into()).boxed_unsync());
     *response.status_mut() = code;
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, TEXT_PLAIN);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, TEXT_PLAIN);
+    // A page of another site must not run a text as its script.
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, NOSNIFF);
     response
 }

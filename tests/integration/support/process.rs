@@ -91,6 +91,16 @@ pub(crate) struct FinishedRun {
     pub(crate) stderr: String,
 }
 
+impl FinishedRun {
+    fn from_output(output: std::process::Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
 /// Runs `weir` with these arguments until it exits.
 pub(crate) async fn run(files: &ConfigDir, arguments: &[&str]) -> FinishedRun {
     run_with(files, arguments, &[]).await
@@ -104,12 +114,36 @@ pub(crate) async fn run_with(
 ) -> FinishedRun {
     let mut command = weir_command(files);
     command.args(arguments).envs(environment.iter().copied());
-    let output = within("weir to end", command.output()).await.unwrap();
-    FinishedRun {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
+    FinishedRun::from_output(within("weir to end", command.output()).await.unwrap())
+}
+
+/// `weir serve` with `listener` as the service manager passes sockets on.
+fn activated_command(
+    files: &ConfigDir,
+    flags: &[String],
+    listener: TcpListener,
+    name: &str,
+) -> Command {
+    // A descriptor is inherited as the standard input only; the shell makes it number 3.
+    let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ exec \"$0\" serve \"$@\"";
+    let mut command = weir_command_of("sh", files);
+    command
+        .args(["-c", script, env!("CARGO_BIN_EXE_weir")])
+        .args(flags)
+        .envs([("LISTEN_FDS", "1"), ("LISTEN_FDNAMES", name)])
+        .stdin(Stdio::from(OwnedFd::from(listener)));
+    command
+}
+
+/// Runs `weir serve` with a socket of the service manager until it exits.
+pub(crate) async fn run_activated(
+    files: &ConfigDir,
+    flags: &[String],
+    listener: TcpListener,
+    name: &str,
+) -> FinishedRun {
+    let mut command = activated_command(files, flags, listener, name);
+    FinishedRun::from_output(within("weir to end", command.output()).await.unwrap())
 }
 
 /// A running `weir serve`.
@@ -160,14 +194,7 @@ impl WeirProcess {
         listener: TcpListener,
         name: &str,
     ) -> Self {
-        // A descriptor is inherited as the standard input only; the shell makes it number 3.
-        let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ exec \"$0\" serve \"$@\"";
-        let mut command = weir_command_of("sh", &files);
-        command
-            .args(["-c", script, env!("CARGO_BIN_EXE_weir")])
-            .args(flags)
-            .envs([("LISTEN_FDS", "1"), ("LISTEN_FDNAMES", name)])
-            .stdin(Stdio::from(OwnedFd::from(listener)));
+        let command = activated_command(&files, flags, listener, name);
         Self::spawn(files, command).await
     }
 

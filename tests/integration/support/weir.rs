@@ -146,6 +146,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
         },
         admin: config::AdminConfig {
             address: loopback,
+            access: config::AdminAccessConfig::default(),
             health: None,
             health_metrics: false,
             log_level: None,

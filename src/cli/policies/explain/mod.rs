@@ -90,9 +90,13 @@ pub(crate) struct RequestArgs {
     /// How many watches receive the write.
     #[arg(long, value_name = "N", default_value_t = 0)]
     watch_count: usize,
-    /// Also say what would become of the request now, in the running weir of this admin address (http://HOST:PORT).
+    /// Also say what would become of the request now, in the running weir of this admin address (http://HOST:PORT, or
+    /// https://HOST:PORT).
     #[arg(long, value_name = "URL", value_parser = AdminUrl::parse)]
     admin: Option<AdminUrl>,
+    /// How it is reached over TLS.
+    #[command(flatten)]
+    access: admin_client::AdminAccessArgs,
     /// How it is printed; --batch prints JSON.
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = ExplainFormat::Tree)]
     output: ExplainFormat,
@@ -129,7 +133,10 @@ fn explain(args: ExplainArgs) -> Result<ExitCode, CommandError> {
     let ExplainArgs { request, serve } = args;
     let policies = resolve::resolve_policies_and_log(&serve)?;
     let explainer = Explainer::new(policies);
-    let now = request.admin.as_ref().map(fetch_now).transpose()?;
+    let admin = request.admin.as_ref();
+    let admin = admin.map(|admin| request.access.resolve(admin)).transpose();
+    let admin = admin.map_err(CommandError::Usage)?;
+    let now = admin.as_ref().map(fetch_now).transpose()?;
     if request.batch {
         return Ok(explain_input(&explainer, now.as_ref()));
     }

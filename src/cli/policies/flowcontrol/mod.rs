@@ -35,9 +35,12 @@ enum FlowcontrolCommand {
 /// `weir flowcontrol show`.
 #[derive(Args, Clone, Debug)]
 struct ShowArgs {
-    /// weir's admin address: http://HOST:PORT.
+    /// weir's admin address: http://HOST:PORT, or https://HOST:PORT.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:6480", value_parser = AdminUrl::parse)]
     admin: AdminUrl,
+    /// How it is reached over TLS.
+    #[command(flatten)]
+    access: admin_client::AdminAccessArgs,
     /// How: a table, or the objects with their specs.
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = ShowFormat::Table)]
     output: ShowFormat,
@@ -71,7 +74,8 @@ fn show(args: &ShowArgs) -> Result<String, String> {
         .enable_all()
         .build()
         .map_err(|why| why.to_string())?;
-    let objects = runtime.block_on(admin_client::fetch_json(&args.admin, OBJECTS_PATH))?;
+    let admin = args.access.resolve(&args.admin)?;
+    let objects = runtime.block_on(admin_client::fetch_json(&admin, OBJECTS_PATH))?;
     Ok(render(&objects, args.output))
 }
 

@@ -29,9 +29,12 @@ use crate::observe::logging::recording::line::LinePseudonymizer;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Record")]
 pub(crate) struct RecordArgs {
-    /// weir's admin address: http://HOST:PORT.
+    /// weir's admin address: http://HOST:PORT, or https://HOST:PORT.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:6480", value_parser = AdminUrl::parse)]
     admin: AdminUrl,
+    /// How it is reached over TLS.
+    #[command(flatten)]
+    access: admin_client::AdminAccessArgs,
     /// The file to write; - is the standard output. A file that is not empty is an error. It is compressed if its name ends with .gz.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     output: PathBuf,
@@ -78,7 +81,8 @@ async fn record(args: &RecordArgs) -> Result<String, String> {
     } else {
         ""
     };
-    let body = admin_client::open_stream(&args.admin, &format!("{RECORD_PATH}{query}")).await;
+    let admin = args.access.resolve(&args.admin)?;
+    let body = admin_client::open_stream(&admin, &format!("{RECORD_PATH}{query}")).await;
     let mut body = body.map_err(|why| format!("{}: {why}", args.admin))?;
     let mut output = RecordOutput::open(&args.output, args.max_size, pseudonyms)
         .map_err(|why| format!("{}: {why}", args.output.display()))?;
