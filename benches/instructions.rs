@@ -4,8 +4,8 @@
 //!
 //! The replay sends requests over a connection in memory through hyper and the whole pipeline,
 //! which answers each by itself: it is rejected or malformed. Forwarding is not part of it. That
-//! needs the kernel's sockets, whose wake-ups are another number in each run; `peers.sh` measures
-//! it.
+//! needs the kernel's sockets, whose wake-ups are another number in each run;
+//! `request-instructions.sh` counts it roughly.
 //!
 //! Needs valgrind, and gungraun-runner of the same version as the crate.
 

@@ -39,7 +39,7 @@ pub(crate) struct TcpIo<K = ()> {
 /// An idle connection is read before a request is written to it: a response that is there already
 /// belongs to none. The driver reports what has arrived only between polls of tasks, so a busy
 /// worker would write the request first and take that response for its own. It costs a system
-/// call for each read that finds nothing.
+/// call for each read that finds nothing, so a write ends it: a response may follow.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReadsAheadOfDriver(Arc<AtomicBool>);
 
@@ -48,6 +48,10 @@ impl ReadsAheadOfDriver {
     pub(crate) fn enable(&self) {
         // Relaxed: it orders nothing else.
         self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn disable(&self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 
     fn is_enabled(&self) -> bool {
@@ -136,6 +140,7 @@ impl<K: Unpin> AsyncWrite for TcpIo<K> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.reads_ahead.disable();
         Pin::new(&mut self.tcp).poll_write(cx, bytes)
     }
 
@@ -144,6 +149,7 @@ impl<K: Unpin> AsyncWrite for TcpIo<K> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.reads_ahead.disable();
         match slices {
             [one] => Pin::new(&mut self.tcp).poll_write(cx, one),
             _ => Pin::new(&mut self.tcp).poll_write_vectored(cx, slices),
@@ -226,6 +232,9 @@ mod tests {
             assert!(Pin::new(&mut near).poll_read(cx, &mut buffer).is_ready());
             assert_eq!(buffer.filled(), b"late");
             buffer.clear();
+            assert!(Pin::new(&mut near).poll_read(cx, &mut buffer).is_pending());
+            assert!(Pin::new(&mut near).poll_write(cx, b"request").is_ready());
+            io::Write::write_all(&mut far, b"response").unwrap();
             assert!(Pin::new(&mut near).poll_read(cx, &mut buffer).is_pending());
             Poll::Ready(())
         })

@@ -119,11 +119,11 @@ impl Pipeline {
                 upgrade: upgrade.as_ref(),
             };
             let seen = self.shared.levers.latest();
-            let user_agent = head.headers.get(header::USER_AGENT).cloned();
             let admitted = self
                 .admit(&attributes, received, body, credential, deadline, trace)
                 .await
                 .inspect_err(|_| rejected_headers = std::mem::take(&mut head.headers))?;
+            let user_agent = head.headers.get(header::USER_AGENT).cloned();
             let admitted = AdmittedRequest {
                 observed_list: self.observed_list(info, &head),
                 outgoing: self.build_request(info, head, peer, &auth, &effective)?,

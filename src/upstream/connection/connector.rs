@@ -76,7 +76,11 @@ pub(crate) trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
 /// A TLS connection to the upstream.
-pub(crate) type TlsConnection = TokioIo<TlsIo>;
+pub(crate) struct TlsConnection {
+    pub(crate) io: TokioIo<TlsIo>,
+    /// On until something is written to an HTTP/1.1 connection.
+    pub(crate) reads_ahead: ReadsAheadOfDriver,
+}
 
 /// The bytes of a TLS connection to the upstream.
 pub(crate) type TlsIo = DeferredWriteErrors<TlsStream<Box<dyn IoStream>>>;
@@ -203,7 +207,8 @@ impl<M: AuthMode> Connector<M> {
             if protocol == Protocol::Http1 {
                 reads_ahead.enable(); // no request follows bytes that are there already
             }
-            Ok((TokioIo::new(DeferredWriteErrors::new(stream)), protocol))
+            let io = TokioIo::new(DeferredWriteErrors::new(stream));
+            Ok((TlsConnection { io, reads_ahead }, protocol))
         })
         .await
         .unwrap_or(Err(ForwardError::ConnectTimeout(CONNECT_TIMEOUT)))

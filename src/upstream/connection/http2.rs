@@ -67,7 +67,7 @@ impl Http2Connection {
     pub(crate) async fn handshake(
         connection: TlsConnection,
     ) -> Result<(Arc<Self>, Driver), ForwardError> {
-        let (io, unwritten) = FlushTrackedIo::new(connection.into_inner());
+        let (io, unwritten) = FlushTrackedIo::new(connection.io.into_inner());
         let opened = async {
             let (sender, mut connection) = http_settings::http2_builder()
                 .handshake::<_, Bytes>(io)

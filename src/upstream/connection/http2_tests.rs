@@ -15,6 +15,7 @@ use tokio_rustls::server::TlsStream as ServerTlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
+use crate::io::ReadsAheadOfDriver;
 use crate::upstream::connection::connector::IoStream;
 use crate::upstream::connection::deferred_write_errors::DeferredWriteErrors;
 use crate::upstream::tls;
@@ -40,7 +41,10 @@ async fn tls_pair() -> (TlsConnection, ServerTlsStream<DuplexStream>) {
     let acceptor = TlsAcceptor::from(Arc::new(server));
     let (near, far) = tokio::join!(client.connect(name, near), acceptor.accept(far));
     (
-        TokioIo::new(DeferredWriteErrors::new(near.unwrap())),
+        TlsConnection {
+            io: TokioIo::new(DeferredWriteErrors::new(near.unwrap())),
+            reads_ahead: ReadsAheadOfDriver::default(),
+        },
         far.unwrap(),
     )
 }

@@ -108,7 +108,7 @@ impl<M: AuthMode> Pool<M> {
             .transpose()?;
         let connection = self.connect_http1(requester, Http1Purpose::Tunnel).await?;
         let (sender, driver) = http_settings::http1_builder()
-            .handshake(connection)
+            .handshake(connection.io)
             .await
             .map_err(ForwardError::reset)?;
         let open = self.metrics().count_open(M::NAME);

@@ -27,7 +27,6 @@ pub(crate) mod forwarded_for;
 pub(crate) mod request_head;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use memchr::memchr;
 
 use crate::identity::request_header::IdentityHeaders;
 
@@ -179,7 +178,7 @@ pub(crate) fn validate(headers: &HeaderMap, target: usize) -> Result<(), Invalid
     let mut length = target;
     for (name, value) in headers {
         // The one character that the `http` crate accepts in a name, and RFC 9110 does not.
-        if memchr(b'"', name.as_str().as_bytes()).is_some() {
+        if name.as_str().as_bytes().contains(&b'"') {
             return Err(InvalidHeaders::InvalidName);
         }
         length += name.as_str().len() + value.len() + ENTRY_OVERHEAD;

@@ -461,13 +461,13 @@ impl<M: AuthMode> Pool<M> {
     /// long as the connection is open.
     async fn handshake_http1(
         &self,
-        connection: TlsConnection,
+        TlsConnection { io, reads_ahead }: TlsConnection,
         generation: u64,
         permit: Option<ConnectionPermit>,
     ) -> Result<Http1Sender, ForwardError> {
-        let flushes = Arc::clone(connection.inner().flushes());
+        let flushes = Arc::clone(io.inner().flushes());
         let (sender, driver) = http_settings::http1_builder()
-            .handshake(connection)
+            .handshake(io)
             .await
             .map_err(ForwardError::reset)?;
         let open = self.metrics.count_open(M::NAME);
@@ -480,6 +480,7 @@ impl<M: AuthMode> Pool<M> {
         Ok(Http1Sender::new(
             sender,
             flushes,
+            reads_ahead,
             ended,
             generation,
             Clock.now(),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use hyper::client::conn::http1;
 use tokio::sync::oneshot;
 
+use crate::io::ReadsAheadOfDriver;
 use crate::upstream::body::request_body::RequestBody;
 use crate::written_first::FlushSignal;
 use weir_base::clock::Clock;
@@ -30,6 +31,8 @@ pub(crate) struct Http1Sender {
     pub(crate) was_idle: bool,
     /// The flushes of the connection.
     pub(crate) flushes: Arc<FlushSignal>,
+    /// On while it waits for a request.
+    reads_ahead: ReadsAheadOfDriver,
     /// Fails once the connection has been closed.
     ended: oneshot::Receiver<()>,
     /// A connection of an earlier generation is not kept: it presented a certificate that has been
@@ -44,6 +47,7 @@ impl Http1Sender {
     pub(crate) fn new(
         requests: http1::SendRequest<RequestBody>,
         flushes: Arc<FlushSignal>,
+        reads_ahead: ReadsAheadOfDriver,
         ended: oneshot::Receiver<()>,
         generation: u64,
         now: Instant,
@@ -52,6 +56,7 @@ impl Http1Sender {
             requests,
             was_idle: false,
             flushes,
+            reads_ahead,
             ended,
             generation,
             retires_at: now + max_age(fastrand::f64()),
@@ -101,6 +106,7 @@ impl IdleConnections {
 
     /// Keeps a connection, unless its generation has been retired or it is too old.
     pub(crate) fn put(&self, sender: Http1Sender) {
+        sender.reads_ahead.enable(); // no request follows bytes that are there already
         let now = Clock.now();
         let mut stack = self.lock();
         if stack.generation == sender.generation && now < sender.retires_at {
@@ -160,6 +166,7 @@ mod tests {
         let mut sender = Http1Sender::new(
             requests,
             Arc::default(),
+            ReadsAheadOfDriver::default(),
             oneshot::channel().1,
             0,
             Clock.now(),
