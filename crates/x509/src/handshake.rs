@@ -12,7 +12,7 @@ use rustls::{
 };
 use rustls_pki_types::CertificateDer;
 
-use crate::Certificate;
+use crate::certificate::Certificate;
 
 /// Checks the peer's signature of a handshake of this version, by the key of its certificate.
 ///
