@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::cli::flags::ServeArgs;
-use crate::cli::policies::replay::ReplayFormat;
+use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::{CommandError, to_json};
 use weir_replay::advice::objective::Objective;
 use weir_replay::advice::repeatable_log::RepeatableLog;

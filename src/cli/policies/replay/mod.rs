@@ -1,6 +1,7 @@
 //! `weir replay`: what other policies would have done to the requests of a log.
 
 mod advice;
+mod format;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use tracing::warn;
 
 use crate::cli::flags::{FlowcontrolSource, ServeArgs};
 use crate::cli::policies::replay::advice::{AdviceOptions, Advised};
+use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::{CommandError, print_stdout, to_json};
 use crate::cli::process::{logging, resolve};
 use crate::flag_values;
@@ -332,17 +334,4 @@ fn progress_bar(sources: &[LogSource]) -> ProgressBar {
         bar.set_style(style);
     }
     bar
-}
-
-/// How a report is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum ReplayFormat {
-    /// One page with plots, to be attached to a change request. It loads nothing.
-    Html,
-    /// One JSON object.
-    Json,
-    /// For people.
-    Table,
-    /// With --suggest: the objects that change, ready to be applied, and what was found in comments.
-    Yaml,
 }
