@@ -17,7 +17,6 @@ use crate::flag_values::parse_duration;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::identity::request_header::IdentityHeaders;
-use crate::identity::token_list::TokenList;
 use crate::limits::list_bytes::ListBytesConfig;
 use crate::limits::total_finder::AutoTotalConfig;
 use crate::observe::admin::log_level::LogLevel;
@@ -31,12 +30,13 @@ use crate::replicas::config::ReplicaConfig;
 use crate::server::settings::ServingConfig;
 use crate::upstream;
 use crate::upstream::credentials::CredentialSource;
-use weir_jwt::{JwtIssuer, KeySet};
 use weir_kubernetes::api::flowcontrol::Object;
 use weir_kubernetes::document::SourceLocation;
 use weir_limits::max_in_flight;
 use weir_limits::rate;
 use weir_limits::shared_limits::server::SharedLimitsConfig;
+use weir_tokens::jwt::{JwtIssuer, KeySet};
+use weir_tokens::list::TokenList;
 use weir_x509::CertificatePool;
 
 /// The configuration of `weir serve`.

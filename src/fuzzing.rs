@@ -8,22 +8,22 @@ use std::net::Ipv4Addr;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::handover::message::{Message, decode_text, encode_frame};
-use crate::identity::bearer_token::bearer_credential;
 use crate::identity::impersonation::target::{HeaderRules, impersonation_target};
 use crate::identity::request_header::IdentityHeaders;
-use crate::server::connection::frame_scanner::FrameScanner;
 use crate::server::connection::head_model_tests;
-use crate::server::proxy_protocol::parse_source_address;
 use weir_agreement::message::ReplicaMessage;
 use weir_audit::policy::AuditPolicy;
 use weir_cel::{Condition, ConditionInput};
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
-use weir_jwt::{Jwt, KeySet, authentication_config};
+use weir_io::frame_scanner::FrameScanner;
+use weir_io::proxy_protocol::parse_source_address;
 use weir_kubernetes::api::{UserInfo, flowcontrol};
 use weir_kubernetes::document::{Diagnostics, parse_all};
 use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::rate::events::body::EventEncoding;
 use weir_limits::rate::{clients, events, policies};
+use weir_tokens::bearer::bearer_credential;
+use weir_tokens::jwt::{Jwt, KeySet, authentication_config};
 use weir_x509::Certificate;
 use weir_x509::CertificateSubject;
 
@@ -100,7 +100,7 @@ fn http2_frames(bytes: &[u8]) {
             scanner.incomplete().is_some(),
         )
     };
-    let (mut whole, mut divided) = (FrameScanner::new(), FrameScanner::new());
+    let (mut whole, mut divided) = (FrameScanner::default(), FrameScanner::default());
     whole.feed(bytes);
     for part in bytes.chunks(1 + usize::from(*size)) {
         divided.feed(part);

@@ -41,13 +41,8 @@ pub mod server;
 pub mod upstream;
 
 // Shared by all
-pub mod drain;
 pub(crate) mod flag_values;
 pub(crate) mod handover;
-pub(crate) mod in_place;
-pub(crate) mod io;
-pub(crate) mod write_coalescing;
-pub(crate) mod written_first;
 
 // Any bytes, for what reads those of peers and files
 #[cfg(all(fuzzing, not(test)))]

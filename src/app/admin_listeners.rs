@@ -7,7 +7,6 @@ use tokio::net::TcpListener;
 
 use crate::app::components::Components;
 use crate::app::permanent::Permanent;
-use crate::drain::Drain;
 use crate::observe::admin::AdminServer;
 use crate::observe::admin::access::AdminAccess;
 use crate::observe::admin::zpages::{EffectiveConfig, Zpages};
@@ -19,6 +18,7 @@ use crate::observe::status::sources::{ConfiguredSources, StatusSources};
 use crate::replicas::peers::snapshots::SnapshotSource;
 use crate::server::metrics::ServerMetrics;
 use weir_base::clock::Clock;
+use weir_base::drain::Drain;
 use weir_kubernetes::numeric::saturating_u32;
 use weir_limits::throttling::log_limiter::LogLimiter;
 

@@ -17,7 +17,6 @@ use crate::app::self_checks::self_access::SelfAccess;
 use crate::app::start_error::StartError;
 use crate::app::tasks::{TaskSlot, Tasks};
 use crate::config::{AdmissionConfig, ClusterSourceConfig, Config};
-use crate::drain::Drain;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::identity::transport::ApiTransport;
@@ -40,6 +39,7 @@ use crate::upstream::servers::resolver;
 use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::{UpstreamConfig, UpstreamMetrics};
 use weir_base::clock::Clock;
+use weir_base::drain::Drain;
 use weir_base::metrics::Registry;
 
 /// Longest time that the first probes delay the first request.

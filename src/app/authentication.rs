@@ -8,7 +8,6 @@ use crate::app::tasks::Tasks;
 use crate::config::{Config, IssuerKeys, VerificationConfig};
 use crate::identity::impersonation::authorizer;
 use crate::identity::request_header::IdentityHeaders;
-use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::ServiceAccountKeys;
 use crate::identity::tokens::key_source::{KeyProvider, KeySource};
 use crate::identity::transport::{ApiTransport, UrlFetcher};
@@ -19,7 +18,8 @@ use crate::identity::{
 use crate::upstream::forward::external_client::ExternalClient;
 use crate::{config, upstream};
 use weir_base::metrics::Registry;
-use weir_jwt::JwtIssuer;
+use weir_tokens::hash::TokenHasher;
+use weir_tokens::jwt::JwtIssuer;
 use weir_x509::CertificatePool;
 
 /// The authenticator, what decides impersonations, and the names of the identity headers.

@@ -13,11 +13,11 @@ use crate::app::start_error::StartError;
 use crate::control::ControlConfig;
 use crate::control::server::{ControlDependencies, ControlFacts, ControlServer};
 use crate::control::socket::{ControlSocket, SocketError};
-use crate::drain::Drain;
 use crate::limits::levers::{LeverChange, LeverRecorder};
 use crate::observe::audit::lever_event::LeverEvent;
 use crate::replicas::peers::levers::LeverReceiver;
 use weir_base::clock::Clock;
+use weir_base::drain::Drain;
 
 /// The control socket, and what answers.
 pub(super) struct Control {

@@ -41,10 +41,10 @@ use crate::app::listener::{ConfiguredListener, Sockets, local_address};
 use crate::app::permanent::Permanent;
 use crate::app::tasks::Tasks;
 use crate::config::Config;
-use crate::drain::{Drain, DrainStage};
 use crate::handover::listeners::{InheritedListeners, ListenerId};
 use crate::server::acceptor::Acceptor;
 use crate::server::worker::Worker;
+use weir_base::drain::{Drain, DrainStage};
 use weir_base::metrics::Registry;
 use weir_base::process_metrics::HandoverMetrics;
 

@@ -17,7 +17,6 @@ use crate::control::message::{
     ControlAnswer, ControlRequest, MAX_REQUEST_BYTES, PullAction, PullRequest, Switch,
 };
 use crate::control::socket::{ControlConfig, ControlSocket, SocketError};
-use crate::drain::Drain;
 use crate::identity::self_subject_review;
 use crate::identity::transport::ApiTransport;
 use crate::limits::levers::{Levers, Operator};
@@ -26,6 +25,7 @@ use crate::observe::audit::lever_event::LeverEvent;
 use crate::replicas::coordinator::{LeverReach, Replicas};
 use crate::replicas::peers::levers::LeverReceiver;
 use weir_base::clock::Clock;
+use weir_base::drain::Drain;
 use weir_limits::levers::{
     DEFAULT_DURATION, Lever, LeverAction, LeverRecord, LeverSetting, LeverSpec,
     ProtectedRequesters, TotalOverride,

@@ -10,8 +10,8 @@
 use parking_lot::Mutex;
 use std::fmt;
 
-use crate::identity::token_hash::TokenHash;
 use weir_base::generational_map::GenerationalMap;
+use weir_tokens::hash::TokenHash;
 
 /// The number of tokens in a generation. The older generation is dropped when the newer one is
 /// full. The value is above the 5,000 tokens a second that Kubernetes names as its scalability

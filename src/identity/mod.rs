@@ -14,15 +14,12 @@
 //! no `TokenReview`. A token with an audience that weir was not configured with is reviewed.
 
 pub(crate) mod accepted_tokens;
-pub(crate) mod bearer_token;
 pub mod client_certificate;
 pub mod delegated;
 pub mod impersonation;
 pub mod request_header;
 pub mod review_queue;
 pub(crate) mod self_subject_review;
-pub(crate) mod token_hash;
-pub mod token_list;
 pub mod tokens;
 pub mod transport;
 
@@ -37,23 +34,21 @@ use std::time::{Instant, SystemTime};
 use futures_util::future::Either;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::identity::bearer_token::{BearerCredential, bearer_credential};
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::{TrustObserver, TrustPublisher};
 use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::token_cache::VerifiedBy;
 use crate::identity::tokens::{TokenLookup, TokenOutcome};
 use weir_base::clock::Clock;
 use weir_base::source_network::source_network;
 use weir_kubernetes::api::UserInfo;
+use weir_tokens::bearer::{BearerCredential, bearer_credential};
+use weir_tokens::hash::{TokenHash, TokenHasher};
 
 pub(crate) use accepted_tokens::AcceptedTokens;
-pub(crate) use bearer_token::WEBSOCKET_BEARER_PREFIX;
 pub(crate) use client_certificate::{CertificateError, CertificateVerifier, PeerCertificate};
 pub(crate) use impersonation::authorizer::ImpersonationAuthorizer;
 pub(crate) use request_header::FrontProxyAuthenticator;
-pub(crate) use token_hash::TokenHash;
 pub use tokens::TokenAuthenticator;
 pub use tokens::token_file::TokenFile;
 

@@ -140,7 +140,7 @@ fn authenticator_with_keys() -> RequestAuthenticator {
     let keys =
         br#"{"keys":[{"kty":"EC","crv":"P-256","x":"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4",
         "y":"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM"}]}"#;
-    let keys = weir_jwt::KeySet::from_jwks(keys).unwrap();
+    let keys = weir_tokens::jwt::KeySet::from_jwks(keys).unwrap();
     authenticator_with(Some(ServiceAccountKeys {
         keys: KeySource::new(KeyProvider::Static(keys)),
         issuers: Vec::new(),

@@ -9,7 +9,6 @@ use std::time::Duration;
 use clap::Args;
 use tokio::sync::Notify;
 
-use crate::drain::Drain;
 use crate::flag_values;
 use crate::flag_values::{parse_duration, parse_positive_duration};
 use crate::identity::request_header::IdentityHeaders;
@@ -33,6 +32,7 @@ use crate::pipeline::trace::record::RequestObservers;
 use crate::pipeline::trace::trace_context::Sampler;
 use crate::upstream::Upstream;
 use crate::upstream::loop_detection::LoopDetector;
+use weir_base::drain::Drain;
 use weir_limits::rate::RateLimits;
 use weir_limits::throttling::log_limiter::LogLimiter;
 use weir_limits::throttling::memory_budget::MemoryBudget;

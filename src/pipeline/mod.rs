@@ -30,10 +30,8 @@ use std::time::{Duration, Instant};
 use http::{HeaderMap, HeaderValue, Response, header, request};
 use hyper::body::Incoming;
 
-use crate::identity::bearer_token::has_websocket_token;
 use crate::identity::client_certificate::ClientTrust;
 use crate::identity::client_certificate::trust::TrustObserver;
-use crate::in_place;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
 use crate::pipeline::connection::request_count::CloseConnection;
 use crate::pipeline::reject::body_drain::{RejectionContext, RequestBodyState};
@@ -47,8 +45,10 @@ use crate::pipeline::trace::{MetricSubject, Trace};
 use crate::upstream::body::client_body::ClientBody;
 use crate::upstream::loop_detection;
 use weir_base::clock::Clock;
+use weir_io::in_place;
 use weir_limits::AdmissionAttributes;
 use weir_limits::RequestSource;
+use weir_tokens::bearer::has_websocket_token;
 
 impl Pipeline {
     /// Observes which client certificates are trusted, for a new connection.

@@ -13,7 +13,6 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::drain::Drain;
 use crate::limits::levers::Levers;
 use crate::limits::limiters::Limiters;
 use crate::limits::total_finder::TotalFinder;
@@ -30,6 +29,7 @@ use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use weir_agreement::message::ReplicaId;
 use weir_agreement::peer::PeerStatus;
 use weir_base::clock::Clock;
+use weir_base::drain::Drain;
 use weir_base::metrics::Registry;
 
 /// How often shares move on. A replica drops to its floor

@@ -10,7 +10,6 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, warn};
 
-use crate::drain::{Drain, DrainStage};
 use crate::limits::memory_limit::MemoryLimit;
 use crate::server::connection::connection_shares::{
     ConnectionShare, ConnectionShares, ShareExceeded,
@@ -22,6 +21,7 @@ use crate::server::pending_handshakes::PendingHandshakes;
 use crate::server::settings::ListenerSettings;
 use crate::server::worker::{AcceptedConnection, Worker};
 use weir_base::clock::Clock;
+use weir_base::drain::{Drain, DrainStage};
 use weir_base::metrics::GaugeGuard;
 
 /// The listen backlog: connections that the kernel completes before weir accepts them. In a burst,

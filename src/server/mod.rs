@@ -11,7 +11,6 @@ pub mod handshake_queue;
 mod keepalive;
 pub mod metrics;
 pub(crate) mod pending_handshakes;
-pub(crate) mod proxy_protocol;
 pub mod settings;
 pub mod sni;
 pub mod tls;

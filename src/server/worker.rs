@@ -27,7 +27,6 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use crate::drain::DrainGuard;
 use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::server::connection;
 use crate::server::connection::ConnectionContext;
@@ -36,6 +35,7 @@ use crate::server::connection::connection_shares::ConnectionShare;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::upstream::forward::server_probes::PROBE_INTERVAL;
 use weir_base::clock::Clock;
+use weir_base::drain::DrainGuard;
 use weir_kubernetes::numeric::saturating_i64;
 
 /// The interval at which idle upstream connections are checked: that of the probes of `/readyz`,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use ::weir::config::{AdmissionConfig, Config, FlowcontrolConfig};
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
-use ::weir_jwt::KeySet;
 use ::weir_talkers::{TalkerRow, TopTalkersReport};
+use ::weir_tokens::jwt::KeySet;
 
 use crate::support::client::TestRequest;
 use crate::support::fake_upstream::FakeUpstream;

@@ -24,7 +24,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use weir::drain::Drain;
 use weir::flowcontrol::controller::RequestTimes;
 use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile, tokens};
 use weir::limits::abandoned_backlog::AbandonedBacklog;
@@ -54,6 +53,7 @@ use weir::upstream::connection::connection_budget::{ConnectionBudget, SlotMetric
 use weir::upstream::loop_detection::LoopDetector;
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
 use weir_base::clock::Clock;
+use weir_base::drain::Drain;
 use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::RequestInfo;

@@ -11,6 +11,7 @@
 pub mod background_writer;
 pub mod clock;
 pub mod columns;
+pub mod drain;
 pub mod generational_map;
 pub mod hash_keys;
 pub mod metrics;

@@ -13,8 +13,8 @@ use tokio::time::{timeout, timeout_at};
 use tracing::info;
 
 use crate::config::{Config, ShutdownConfig};
-use crate::drain::{Drain, DrainStage};
 use weir_base::clock::Clock;
+use weir_base::drain::{Drain, DrainStage};
 
 /// How long connections may take to close once they have no requests: a GOAWAY and a few round
 /// trips.

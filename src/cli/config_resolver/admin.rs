@@ -10,10 +10,10 @@ use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
 use crate::cli::flags::admin_args::AdminArgs;
 use crate::config::{AdminAccessConfig, AdminAuthorizationMode};
-use crate::identity::token_list::TokenList;
 use crate::observe::admin::is_loopback;
 use crate::upstream::tls;
 use weir_kubernetes::document::SourceLocation;
+use weir_tokens::list::TokenList;
 
 const ADDRESS: &str = "admin-address";
 const CERTIFICATE: &str = "admin-tls-cert-file";

@@ -10,10 +10,10 @@ use crate::config::IssuerKeys;
 use crate::identity::TokenFile;
 use crate::identity::request_header::IdentityHeaders;
 use crate::upstream::tls;
-use weir_jwt::authentication_config::{ConfiguredIssuer, JwksLocation};
-use weir_jwt::{JwtIssuer, KeySet, authentication_config};
 use weir_kubernetes::document;
 use weir_kubernetes::document::SourceLocation;
+use weir_tokens::jwt::authentication_config::{ConfiguredIssuer, JwksLocation};
+use weir_tokens::jwt::{JwtIssuer, KeySet, authentication_config};
 use weir_x509::CertificatePool;
 
 const SERVICE_ACCOUNT_KEYS: &str = "service-account-key-file";

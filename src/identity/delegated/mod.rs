@@ -30,15 +30,15 @@ use crate::identity::impersonation::subject_access_review;
 use crate::identity::impersonation::subject_access_review::AccessReviewDecision;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::review_queue::{MissingPermission, QueuedReview, ReviewQueue};
-use crate::identity::token_hash::{TokenHash, TokenHasher};
 use crate::identity::tokens::token_review;
 use crate::identity::tokens::token_review::TokenReviewOutcome;
 use crate::identity::transport::{ApiTransport, ReviewError};
 use weir_base::clock::Clock;
 use weir_base::generational_map::GenerationalMap;
 use weir_base::metrics::Registry;
-use weir_jwt::MAX_TOKEN_BYTES;
 use weir_kubernetes::api::UserInfo;
+use weir_tokens::hash::{TokenHash, TokenHasher};
+use weir_tokens::jwt::MAX_TOKEN_BYTES;
 
 /// How long the result of a `TokenReview` is used, good or bad
 /// (`DelegatingAuthenticationOptions.CacheTTL`).

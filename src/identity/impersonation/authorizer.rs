@@ -22,11 +22,11 @@ use crate::identity::impersonation::subject_access_review::AccessReviewDecision;
 use crate::identity::impersonation::target::ImpersonationPermission;
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::review_queue::{MissingPermission, PendingReview, QueuedReview, ReviewQueue};
-use crate::identity::token_hash::{TokenHash, TokenHasher};
 use crate::identity::transport::{ApiTransport, ReviewError};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
+use weir_tokens::hash::{TokenHash, TokenHasher};
 
 const MISSING_PERMISSION: MissingPermission = MissingPermission {
     reviews: "SubjectAccessReviews",

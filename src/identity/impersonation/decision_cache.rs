@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::identity::token_hash::TokenHash;
 use weir_base::generational_map::GenerationalMap;
+use weir_tokens::hash::TokenHash;
 
 /// How long a decision is cached, granted or denied. A revoked permission must not stay in effect
 /// for long. kube-apiserver's own impersonation caches for the same time.

@@ -21,10 +21,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tracing::warn;
 
 use crate::identity::review_queue::fair_queue::{ClientSource, FairQueue, NextItem};
-use crate::identity::token_hash::TokenHash;
 use crate::identity::transport::ReviewError;
 use weir_base::clock::Clock;
 use weir_kubernetes::numeric::saturating_i64;
+use weir_tokens::hash::TokenHash;
 
 /// The most reviews in flight, each on a connection of its own. An API server that takes a second
 /// for a review gets no more than this many per second.
@@ -238,7 +238,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::identity::token_hash::TokenHasher;
+    use weir_tokens::hash::TokenHasher;
 
     #[test]
     fn a_review_is_queued_again_after_its_task_panicked() {

@@ -17,7 +17,7 @@ use crate::identity::transport::{
     ApiTransport, RemoteError, RemoteFuture, RemoteRequest, RemoteResponse, UrlFetcher,
 };
 use weir_base::clock::Clock;
-use weir_jwt::KeySet;
+use weir_tokens::jwt::KeySet;
 
 /// The shortest time between two fetches. A new key is found by one fetch, and made-up key ids
 /// cause no more fetches than that.

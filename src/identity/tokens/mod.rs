@@ -34,7 +34,6 @@ use tracing::{info, warn};
 
 use crate::identity::accepted_tokens::AcceptedTokens;
 use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::key_source::KeySource;
 use crate::identity::tokens::settings::TokenSettings;
 use crate::identity::tokens::signature::SignatureOutcome;
@@ -43,7 +42,8 @@ use crate::identity::tokens::token_reviewer::TokenReviewResult;
 use crate::identity::tokens::token_store::TokenStore;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
-use weir_jwt::Jwt;
+use weir_tokens::hash::TokenHash;
+use weir_tokens::jwt::Jwt;
 
 pub use settings::TokenConfig;
 pub(crate) use signature::ServiceAccountKeys;

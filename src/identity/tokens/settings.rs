@@ -9,7 +9,7 @@ use crate::identity::tokens::token_cache::TokenCache;
 use crate::identity::tokens::token_reviewer::TokenReviewer;
 use crate::identity::tokens::token_store::TokenStore;
 use crate::identity::transport::ApiTransport;
-use weir_jwt::JwtIssuer;
+use weir_tokens::jwt::JwtIssuer;
 
 /// The configuration of a [`TokenAuthenticator`](crate::identity::tokens::TokenAuthenticator).
 #[derive(Debug)]

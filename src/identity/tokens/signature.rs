@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::identity::tokens::key_source::{KeySource, KeyStamp, PublishedKeys};
 use weir_base::clock::Clock;
-use weir_jwt::{ClaimError, Jwt, JwtIssuer, ServiceAccountValidator, ValidatedUser};
+use weir_tokens::jwt::{ClaimError, Jwt, JwtIssuer, ServiceAccountValidator, ValidatedUser};
 
 /// The keys and issuers of service account tokens.
 #[derive(Debug)]

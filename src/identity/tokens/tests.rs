@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::identity::token_hash::TokenHasher;
 use crate::identity::tokens::key_source::KeyProvider;
 use crate::identity::tokens::token_cache::STALE_IF_ERROR;
 use crate::identity::transport::{
     ApiTransport, RemoteError, RemoteFuture, RemoteRequest, RemoteResponse, UrlFetcher,
 };
-use weir_jwt::JwtIssuer;
+use weir_tokens::hash::TokenHasher;
+use weir_tokens::jwt::JwtIssuer;
 use weir_x509::CertificatePool;
 
 mod replacement;

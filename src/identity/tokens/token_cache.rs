@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::key_source::KeyStamp;
 use weir_base::generational_map::GenerationalMap;
 use weir_kubernetes::api::UserInfo;
+use weir_tokens::hash::TokenHash;
 
 /// How long the last successful result stays in use while reviews fail.
 pub(crate) const STALE_IF_ERROR: Duration = Duration::from_secs(600);

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::identity::token_hash::{TokenHash, TokenHasher};
 use weir_kubernetes::api::UserInfo;
+use weir_tokens::hash::{TokenHash, TokenHasher};
 
 /// The user and the hash of the token, once it is computed.
 type TokenFileEntry = (Arc<UserInfo>, Option<TokenHash>);

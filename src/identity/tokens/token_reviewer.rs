@@ -8,14 +8,14 @@ use prometheus::IntGauge;
 
 use crate::identity::review_queue::fair_queue::ClientSource;
 use crate::identity::review_queue::{MissingPermission, PendingReview, QueuedReview, ReviewQueue};
-use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::token_cache::{VerifiedBy, VerifiedToken};
 use crate::identity::tokens::token_review::TokenReviewOutcome;
 use crate::identity::tokens::token_store::{TokenOutcome, TokenStore};
 use crate::identity::tokens::{signature, token_review};
 use crate::identity::transport::{ApiTransport, ReviewError};
 use weir_base::clock::Clock;
-use weir_jwt::{Jwt, MAX_TOKEN_BYTES};
+use weir_tokens::hash::TokenHash;
+use weir_tokens::jwt::{Jwt, MAX_TOKEN_BYTES};
 
 const MISSING_PERMISSION: MissingPermission = MissingPermission {
     reviews: "TokenReviews",

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
 use crate::identity::accepted_tokens::AcceptedTokens;
-use crate::identity::token_hash::TokenHash;
 use crate::identity::tokens::token_cache::{TokenCache, VerifiedBy, VerifiedToken};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
+use weir_tokens::hash::TokenHash;
 
 /// The number of shards of the cache, each with a lock of its own.
 const SHARDS: usize = 16;

@@ -11,15 +11,15 @@ use std::sync::Arc;
 use http::{HeaderMap, StatusCode};
 use rustls::ServerConfig;
 
-use crate::identity::bearer_token::{BearerCredential, bearer_credential};
 use crate::identity::client_certificate::{CertificateVerifier, PeerCertificate};
 use crate::identity::delegated::{
     DelegatedAuth, PathAttributes, PathDecision, ReviewDeadline, TokenAuthentication,
 };
 use crate::identity::review_queue::fair_queue::ClientSource;
-use crate::identity::token_list::TokenList;
 use weir_base::clock::Clock;
 use weir_kubernetes::api::UserInfo;
+use weir_tokens::bearer::{BearerCredential, bearer_credential};
+use weir_tokens::list::TokenList;
 
 /// The paths that need no credential (`DelegatingAuthorizationOptions.AlwaysAllowPaths`, 1.36).
 const ALWAYS_ALLOWED: [&str; 3] = ["/healthz", "/livez", "/readyz"];

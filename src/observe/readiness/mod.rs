@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
-use crate::drain::Drain;
 use crate::flowcontrol::sources::LiveObjects;
 use crate::observe::readiness::config_status::ConfigStatus;
 use crate::observe::readiness::front_proxy::FrontProxyHealth;
@@ -27,6 +26,7 @@ use crate::upstream::loop_detection::LoopDetector;
 use crate::upstream::servers::health::{HANG_TIME, UpstreamReadiness};
 use crate::upstream::servers::server_set::{ServerSet, ServerSnapshot};
 use weir_base::clock::Clock;
+use weir_base::drain::Drain;
 use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::shared_limits::status::SharedLimitsStatus;
 use weir_status::snapshot::ReadinessStatus;

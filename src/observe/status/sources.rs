@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 
-use crate::drain::Drain;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::level;
 use crate::flowcontrol::level::LevelOccupants;
@@ -30,6 +29,7 @@ use crate::upstream::connection::connection_budget::{ConnectionBudget, SlotUsage
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::server_set::ServerSnapshot;
 use weir_agreement::message::POOL_NAMES;
+use weir_base::drain::Drain;
 use weir_base::process_metrics;
 use weir_flowcontrol::fairqueuing::queue_set::Queuing;
 use weir_kubernetes::numeric::saturating_u64;

@@ -17,11 +17,11 @@ use clap::Args;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 use tokio::sync::oneshot;
 
-use crate::drain::{Drain, DrainStage};
 use crate::flag_values;
 use crate::flag_values::parse_rejection_hold;
 use crate::pipeline::connection::peer::HoldState;
 use weir_base::clock::Clock;
+use weir_base::drain::{Drain, DrainStage};
 use weir_base::metrics::Registry;
 use weir_kubernetes::numeric::saturating_i64;
 use weir_limits::rejection_hold::{

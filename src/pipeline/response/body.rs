@@ -8,13 +8,13 @@ use bytes::Bytes;
 use http_body::Body as _;
 use http_body::{Frame, SizeHint};
 
-use crate::in_place;
 use crate::limits::memory_limit::unread_responses::PausableResponse;
 use crate::pipeline::connection::request_count::{ActiveRequest, ResetGuard};
 use crate::pipeline::response::guarded::{GuardedBody, GuardedBodyError};
 use crate::pipeline::response::in_flight::ResponseGuard;
 use crate::pipeline::response::response_reader::ResponseReader;
 use crate::upstream::body::response_body::{ResponseBody, ResponseBodyError};
+use weir_io::in_place;
 use weir_kubernetes::numeric::saturating_u64;
 
 /// The body of a response.

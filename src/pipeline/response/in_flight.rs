@@ -11,7 +11,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use http_body::Body;
 
-use crate::drain::DrainGuard;
 use crate::limits::list_bytes::CountedList;
 use crate::limits::memory_limit::read_ahead::ReadAheadAccount;
 use crate::pipeline::connection::request_count::ActiveRequest;
@@ -28,6 +27,7 @@ use crate::pipeline::trace::lever_subject::LeverSubject;
 use crate::upstream::body::progress::{BodyProgress, BodyState};
 use crate::upstream::requester::SlotHolder;
 use weir_base::clock::Clock;
+use weir_base::drain::DrainGuard;
 
 /// What a response body or a tunnel owns. Dropped in this order: the trace, the stream guard, the
 /// permit.

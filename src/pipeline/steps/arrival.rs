@@ -7,7 +7,6 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response};
 use tracing::{Level, enabled};
 
-use crate::drain::DrainGuard;
 use crate::pipeline::connection::peer::{Peer, ReceivedHead};
 use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::invalid_head::InvalidHead;
@@ -18,6 +17,7 @@ use crate::pipeline::trace::Trace;
 use crate::pipeline::trace::record::{ArrivalTime, RecordGuard};
 use crate::upstream::loop_detection::cdn_loop;
 use weir_base::clock::Clock;
+use weir_base::drain::DrainGuard;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 
 /// How long a request may take, and until when.

@@ -8,8 +8,6 @@ use http::{HeaderMap, Response, StatusCode, Version, request};
 use http_body::Body as _;
 use tokio::time::timeout_at;
 
-use crate::drain::DrainGuard;
-use crate::in_place;
 use crate::limits::Permit;
 use crate::limits::abandoned_backlog::backlog_holder;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
@@ -37,6 +35,8 @@ use crate::upstream::pool::connection_class::ConnectionClass;
 use crate::upstream::requester::Requester;
 use crate::upstream::{ForwardError, UpstreamRequest, headers};
 use weir_base::clock::Clock;
+use weir_base::drain::DrainGuard;
+use weir_io::in_place;
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 use weir_limits::service_times::RequestShape;
 

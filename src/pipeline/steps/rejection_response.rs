@@ -252,9 +252,9 @@ mod tests {
     use hyper::body::Incoming;
 
     use super::*;
-    use crate::drain::{Drain, DrainStage};
     use crate::pipeline::connection::peer::HoldState;
     use crate::pipeline::reject::delay::RejectionDelay;
+    use weir_base::drain::{Drain, DrainStage};
     use weir_limits::rejection_hold::HoldPolicy;
 
     type HandleArgs = (

@@ -3,7 +3,7 @@
 
 use http::{Method, StatusCode, request};
 
-use crate::identity::{Authentication, RequestCredential, TokenHash};
+use crate::identity::{Authentication, RequestCredential};
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::rejection::RequestRejection;
@@ -12,6 +12,7 @@ use crate::upstream::headers::forwarded_for::{ClientAddress, requested_host};
 use crate::upstream::{UpstreamRequest, headers};
 use weir_base::clock::Clock;
 use weir_kubernetes::request_info::RequestInfo;
+use weir_tokens::hash::TokenHash;
 
 /// What the response of the API server gives feedback about.
 #[derive(Clone, Copy, Debug, Default)]

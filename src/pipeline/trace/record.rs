@@ -15,13 +15,13 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use parking_lot::Mutex;
 
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::in_place;
 use crate::limits::Rejection;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::outcome::{RejectionFacts, RequestOutcome};
 use crate::pipeline::trace::trace_context::TraceContext;
 use weir_base::clock::Clock;
+use weir_io::in_place;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::request_info::{RequestInfo, TargetError};
 use weir_limits::rate::policies::enforcer::PolicyNotes;

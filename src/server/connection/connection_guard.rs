@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::drain::DrainGuard;
 use crate::server::connection::connection_shares::{ConnectionShare, ShareExceeded};
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::settings::AddressLimit;
+use weir_base::drain::DrainGuard;
 
 /// Counts a connection as open, for its address, and as load of its worker, until its socket is closed. It is held
 /// across a protocol upgrade.

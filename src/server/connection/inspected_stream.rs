@@ -27,12 +27,12 @@ use crate::pipeline::connection::head_budget::header_block_memory;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::pipeline::reject::rejection::RequestRejection;
 use crate::server::connection::connection_guard::ConnectionGuard;
-use crate::server::connection::frame_scanner::{FrameScanner, IncompleteBlock};
 use crate::server::connection::head_monitor::{HeadMonitor, IncompleteHeadError};
-use crate::server::connection::write_backpressure::UnwrittenBytes;
 use crate::server::connection::write_progress::WriteProgress;
 use weir_base::clock::Clock;
 use weir_base::metrics::GaugeGuard;
+use weir_io::frame_scanner::{FrameScanner, IncompleteBlock};
+use weir_io::write_backpressure::UnwrittenBytes;
 use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::throttling::poll_budget::HEADER_BYTE_WORK;
 use weir_limits::throttling::read_pacing::ReadPacing;
@@ -303,7 +303,7 @@ impl<S> Http2InspectedStream<S> {
             pacing,
             on_pause,
             stream,
-            scanner: FrameScanner::new(),
+            scanner: FrameScanner::default(),
             head_monitor: Arc::clone(head_monitor),
             last_stream_id: Arc::clone(last_stream_id),
         }

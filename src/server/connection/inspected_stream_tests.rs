@@ -8,9 +8,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::pipeline::connection::head_budget::HeadBudget;
-use crate::server::connection::frame_scanner::PREFACE_LENGTH;
 use crate::server::connection::head_monitor::HeadTimer;
 use weir_base::metrics::Registry;
+use weir_io::frame_scanner::PREFACE_LENGTH;
 use weir_limits::throttling::read_spacing::READ_INTERVAL;
 
 /// Reads so many frames, which have all arrived, with a pace. Returns the polls and the reads.

@@ -6,7 +6,6 @@
 pub(crate) mod close_reason;
 pub(crate) mod connection_guard;
 pub mod connection_shares;
-pub(crate) mod frame_scanner;
 #[cfg(all(fuzzing, not(test)))]
 pub(crate) mod head_model_tests;
 #[cfg(test)]
@@ -19,7 +18,6 @@ pub(crate) mod ordered_error;
 pub(crate) mod rare_events;
 pub(crate) mod staged_close;
 pub(crate) mod stream_executor;
-pub(crate) mod write_backpressure;
 pub(crate) mod write_progress;
 
 use std::convert::Infallible;
@@ -48,10 +46,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, error};
 
-use crate::drain::{Drain, DrainStage};
 use crate::identity::PeerCertificate;
-use crate::in_place;
-use crate::io::TcpIo;
 use crate::limits::memory_limit::MemoryLimit;
 use crate::pipeline::Pipeline;
 use crate::pipeline::connection::head_budget::HeadBudget;
@@ -64,7 +59,6 @@ use crate::server::connection::close_reason::{
     ClientCloseReason, ConnectionMonitors, wait_for_http1_violation, wait_for_http2_violation,
 };
 use crate::server::connection::connection_guard::ConnectionGuard;
-use crate::server::connection::frame_scanner::PREFACE_LENGTH;
 use crate::server::connection::head_monitor::{HeadMonitor, HeadTimer};
 use crate::server::connection::idle_timeout::{
     wait_for_idle_timeout, wait_for_idle_under_pressure,
@@ -77,17 +71,22 @@ use crate::server::connection::ordered_error::{OrderedErrorBody, ResponseConnect
 use crate::server::connection::rare_events::{FirstReady, poll_with_rare_event};
 use crate::server::connection::staged_close::discard_until_closed;
 use crate::server::connection::stream_executor::StreamExecutor;
-use crate::server::connection::write_backpressure::{BackpressureBody, UnwrittenBytes};
 use crate::server::connection::write_progress::WriteProgress;
 use crate::server::handshake_limiter::ConnectionSource;
 use crate::server::handshake_queue::HandshakeQueue;
+use crate::server::keepalive;
 use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::server::settings::{AddressLimit, ListenerSettings};
-use crate::server::{keepalive, proxy_protocol};
-use crate::write_coalescing::{CoalescingDriver, coalesce_writes};
 use weir_base::clock::Clock;
+use weir_base::drain::{Drain, DrainStage};
 use weir_base::metrics::GaugeGuard;
+use weir_io::frame_scanner::PREFACE_LENGTH;
+use weir_io::in_place;
+use weir_io::proxy_protocol;
+use weir_io::tcp::TcpIo;
+use weir_io::write_backpressure::{BackpressureBody, UnwrittenBytes};
+use weir_io::write_coalescing::{CoalescingDriver, coalesce_writes};
 use weir_kubernetes::numeric::{saturating_u64, saturating_usize};
 use weir_limits::throttling::read_pacing::ReadPacing;
 

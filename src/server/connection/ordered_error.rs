@@ -1,7 +1,7 @@
 //! A response body whose error follows what it has handed out.
 //!
 //! A response that the API server breaks off ends at the client where it ended here
-//! ([`written_first`](crate::written_first)). One that weir cuts off (its time is up, its client too
+//! ([`written_first`](weir_io::written_first)). One that weir cuts off (its time is up, its client too
 //! slow) ends at once.
 
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::pipeline::response::guarded::GuardedBodyError;
-use crate::written_first::{FlushSignal, WrittenFirst};
+use weir_io::written_first::{FlushSignal, WrittenFirst};
 
 /// The connection that a body is sent on.
 #[derive(Clone, Debug)]

@@ -10,9 +10,9 @@ use h2::{Reason, SendStream};
 use http_body::{Body, Frame};
 use tokio::task::JoinHandle;
 
-use crate::in_place;
 use crate::upstream::body::request_body::RequestBody;
-use crate::written_first::WrittenFirst;
+use weir_io::in_place;
+use weir_io::written_first::WrittenFirst;
 
 /// A request body that is being sent. Dropping it stops the task. The stream, if nothing else holds
 /// it, is reset when the runtime next polls the task.

@@ -14,13 +14,13 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::identity::request_header::IdentityHeaders;
-use crate::in_place;
 use crate::upstream::body::buffered_body::BufferedBody;
 use crate::upstream::body::client_body::{ClientBody, ClientBodyError};
 use crate::upstream::body::progress::{ABORTED, BodyProgress, BodyState, COMPLETE, MALFORMED};
 use crate::upstream::headers;
 use crate::upstream::headers::InvalidHeaders;
-use crate::written_first::{FlushSignal, WrittenFirst};
+use weir_io::in_place;
+use weir_io::written_first::{FlushSignal, WrittenFirst};
 use weir_kubernetes::numeric::saturating_u64;
 
 /// The body of a request to the upstream.

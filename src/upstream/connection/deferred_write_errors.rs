@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::written_first::FlushSignal;
+use weir_io::written_first::FlushSignal;
 
 /// A stream whose failed writes are reported once all has been read.
 #[derive(Debug)]

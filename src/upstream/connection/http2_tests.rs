@@ -15,11 +15,11 @@ use tokio_rustls::server::TlsStream as ServerTlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::io::ReadsAheadOfDriver;
 use crate::upstream::connection::connector::IoStream;
 use crate::upstream::connection::deferred_write_errors::DeferredWriteErrors;
 use crate::upstream::tls;
 use crate::upstream::tls::tests::self_signed_pair;
+use weir_io::tcp::ReadsAheadOfDriver;
 
 /// weir's side and the peer's side of a TLS connection in memory.
 async fn tls_pair() -> (TlsConnection, ServerTlsStream<DuplexStream>) {

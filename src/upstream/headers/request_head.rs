@@ -9,7 +9,6 @@ use std::marker::PhantomData;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header, request};
 
-use crate::identity::WEBSOCKET_BEARER_PREFIX;
 use crate::identity::impersonation::target::is_impersonation_header;
 use crate::identity::request_header::IdentityHeaders;
 use crate::upstream::headers::auth_mode::{
@@ -22,6 +21,7 @@ use crate::upstream::loop_detection::cdn_loop;
 use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::user::{ANONYMOUS, GROUP_AUTHENTICATED, GROUP_UNAUTHENTICATED};
+use weir_tokens::bearer::WEBSOCKET_BEARER_PREFIX;
 
 /// The head of a request that may be sent on connections of the [`AuthMode`] `M`, and on no other.
 ///

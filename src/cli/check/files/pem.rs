@@ -9,9 +9,9 @@ use crate::cli::config_resolver::findings::{Finding, FindingSubject};
 use crate::upstream::tls;
 use crate::upstream::tls::PemInput;
 use weir_base::clock::Clock;
-use weir_jwt::KeySet;
 use weir_kubernetes::document::{Severity, SourceLocation};
 use weir_lint::rule::Rule;
+use weir_tokens::jwt::KeySet;
 
 /// A file with certificates, a key, or both.
 #[derive(Debug)]

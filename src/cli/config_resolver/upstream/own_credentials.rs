@@ -15,8 +15,8 @@ use crate::upstream::credentials::{BearerToken, ClientCertificate, CredentialSou
 use crate::upstream::tls;
 use crate::upstream::tls::{Pem, PemInput};
 use weir_base::clock::Clock;
-use weir_jwt::Jwt;
 use weir_kubernetes::document::SourceLocation;
+use weir_tokens::jwt::Jwt;
 
 const KUBECONFIG: &str = "kubeconfig";
 

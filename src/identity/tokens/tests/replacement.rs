@@ -1,7 +1,7 @@
 //! Settings that a reload replaces.
 
 use super::*;
-use weir_jwt::{ClaimMapping, KeySet};
+use weir_tokens::jwt::{ClaimMapping, KeySet};
 
 const LOGIN: &str = "https://login.example";
 

@@ -1,7 +1,7 @@
 //! Tokens that are verified by signature.
 
 use super::*;
-use weir_jwt::ClaimMapping;
+use weir_tokens::jwt::ClaimMapping;
 
 #[tokio::test(start_paused = true)]
 async fn a_service_account_token_is_verified_by_signature_without_a_review() {

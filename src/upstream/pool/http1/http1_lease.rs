@@ -15,13 +15,13 @@ use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use tokio::time::timeout;
 
-use crate::in_place;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
 use crate::upstream::pool::http1::idle_connections::{Http1Sender, IdleConnections};
 use crate::upstream::pool::stream_guard::{CANCEL_GRACE_PERIOD, CancelOutcome};
 use crate::upstream::servers::api_server::ServerRequest;
+use weir_io::in_place;
 
 /// How long a request body may continue after the response has ended. Then the connection is
 /// closed.

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use hyper::client::conn::http1;
 use tokio::sync::oneshot;
 
-use crate::io::ReadsAheadOfDriver;
 use crate::upstream::body::request_body::RequestBody;
-use crate::written_first::FlushSignal;
 use weir_base::clock::Clock;
+use weir_io::tcp::ReadsAheadOfDriver;
+use weir_io::written_first::FlushSignal;
 
 /// An idle HTTP/1.1 connection is closed after this long. kube-apiserver closes one after 90 s;
 /// half of that makes it unlikely that a request is sent into a connection that is being closed.

@@ -26,7 +26,7 @@ const MAX_READ_PER_POLL: usize = 64 << 10;
 
 /// A TCP connection, and a value that is dropped when the connection is closed.
 #[derive(Debug)]
-pub(crate) struct TcpIo<K = ()> {
+pub struct TcpIo<K = ()> {
     tcp: TcpStream,
     /// The bytes that were read since the last poll ended; `None` without a limit.
     read_in_poll: Option<usize>,
@@ -41,11 +41,11 @@ pub(crate) struct TcpIo<K = ()> {
 /// worker would write the request first and take that response for its own. It costs a system
 /// call for each read that finds nothing, so a write ends it: a response may follow.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ReadsAheadOfDriver(Arc<AtomicBool>);
+pub struct ReadsAheadOfDriver(Arc<AtomicBool>);
 
 impl ReadsAheadOfDriver {
     /// From now on reads find such bytes.
-    pub(crate) fn enable(&self) {
+    pub fn enable(&self) {
         // Relaxed: it orders nothing else.
         self.0.store(true, Ordering::Relaxed);
     }
@@ -62,7 +62,7 @@ impl ReadsAheadOfDriver {
 impl<K> TcpIo<K> {
     /// Wraps this connection.
     #[must_use]
-    pub(crate) fn new(tcp: TcpStream, guard: K) -> Self {
+    pub fn new(tcp: TcpStream, guard: K) -> Self {
         Self {
             tcp,
             read_in_poll: None,
@@ -73,14 +73,14 @@ impl<K> TcpIo<K> {
 
     /// Lets other tasks run after each [`MAX_READ_PER_POLL`].
     #[must_use]
-    pub(crate) fn limit_reads(mut self) -> Self {
+    pub fn limit_reads(mut self) -> Self {
         self.read_in_poll = Some(0);
         self
     }
 
     /// Reads as `reads_ahead` says.
     #[must_use]
-    pub(crate) fn read_ahead_of_driver(mut self, reads_ahead: &ReadsAheadOfDriver) -> Self {
+    pub fn read_ahead_of_driver(mut self, reads_ahead: &ReadsAheadOfDriver) -> Self {
         self.reads_ahead = reads_ahead.clone();
         self
     }
@@ -100,7 +100,7 @@ impl<K> TcpIo<K> {
 
     /// The connection itself, for its options.
     #[must_use]
-    pub(crate) const fn tcp(&self) -> &TcpStream {
+    pub const fn tcp(&self) -> &TcpStream {
         &self.tcp
     }
 }

@@ -7,18 +7,18 @@
 
 use std::borrow::Cow;
 
+use crate::jwt::BASE64_RAW_URL;
 use base64::Engine;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use http::{HeaderMap, HeaderValue};
-use weir_jwt::BASE64_RAW_URL;
 
 /// The prefix of a WebSocket subprotocol that carries a bearer token
 /// (`authentication/request/websocket/protocol.go`, 1.36).
-pub(crate) const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
+pub const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The credential in a request's headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum BearerCredential<'a> {
+pub enum BearerCredential<'a> {
     /// No credential.
     None,
     /// A credential of an unknown form: another scheme, or a subprotocol that is not a token.
@@ -33,7 +33,7 @@ pub(crate) enum BearerCredential<'a> {
 /// The credential of a request with `headers` and the protocol of its `Upgrade`. A subprotocol
 /// counts only for a WebSocket.
 #[must_use]
-pub(crate) fn bearer_credential<'a>(
+pub fn bearer_credential<'a>(
     headers: &'a HeaderMap,
     upgrade: Option<&HeaderValue>,
 ) -> BearerCredential<'a> {
@@ -56,7 +56,7 @@ pub(crate) fn bearer_credential<'a>(
 /// Whether a request with `headers` and the protocol of its `Upgrade` carries a bearer token, good or
 /// bad, that the API server reads only with that `Upgrade`.
 #[must_use]
-pub(crate) fn has_websocket_token(headers: &HeaderMap, upgrade: &HeaderValue) -> bool {
+pub fn has_websocket_token(headers: &HeaderMap, upgrade: &HeaderValue) -> bool {
     is_websocket(upgrade) && subprotocol_token(headers) != BearerCredential::None
 }
 

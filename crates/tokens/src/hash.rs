@@ -12,41 +12,42 @@ use weir_kubernetes::api::UserInfo;
 ///
 /// Impersonation uses it for users and permissions, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct TokenHash(u128);
+pub struct TokenHash(u128);
 
 impl TokenHash {
-    #[cfg(test)]
-    pub(super) const fn from_bits(bits: u128) -> Self {
+    /// The hash with these bits, for tests that choose where it is kept.
+    #[must_use]
+    pub const fn from_bits(bits: u128) -> Self {
         Self(bits)
     }
 
     /// The hash as bytes, to be hashed together with something else.
-    pub(super) const fn to_bytes(self) -> [u8; 16] {
+    pub const fn to_bytes(self) -> [u8; 16] {
         self.0.to_le_bytes()
     }
 
     /// The index of the shard, of `parts` shards, that the hash belongs to.
-    pub(super) fn shard(self, parts: usize) -> usize {
+    pub fn shard(self, parts: usize) -> usize {
         usize::try_from(self.0 % u128::try_from(parts.max(1)).unwrap_or(1)).unwrap_or(0)
     }
 
     /// The user of a request with this token if the token is not verified: anonymous, with a flow
     /// of its own for each token.
     #[must_use]
-    pub(crate) fn unverified_user(self) -> UserInfo {
+    pub fn unverified_user(self) -> UserInfo {
         UserInfo::unverified(format!("token:{:032x}", self.0))
     }
 }
 
 /// Hashes tokens with a random key.
-pub(crate) struct TokenHasher(hmac::Key);
+pub struct TokenHasher(hmac::Key);
 
 impl TokenHasher {
     /// A hasher with a new random key.
     ///
     /// # Errors
     /// The system's random generator fails.
-    pub(crate) fn new() -> Result<Self, String> {
+    pub fn new() -> Result<Self, String> {
         hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
             .map(Self)
             .map_err(|_| "the system has no randomness to give".to_owned())
@@ -54,7 +55,7 @@ impl TokenHasher {
 
     /// The hash of a credential.
     #[must_use]
-    pub(crate) fn hash(&self, credential: &[u8]) -> TokenHash {
+    pub fn hash(&self, credential: &[u8]) -> TokenHash {
         let tag = hmac::sign(&self.0, credential);
         let half = tag.as_ref().first_chunk().copied().unwrap_or_default();
         TokenHash(u128::from_le_bytes(half))

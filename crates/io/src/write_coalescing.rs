@@ -28,11 +28,11 @@ const LARGE_WRITE: usize = 4 << 10;
 
 /// The side of a stream that HTTP/2 uses.
 #[derive(Debug)]
-pub(crate) struct CoalescingIo<S>(Arc<Mutex<CoalescingState<S>>>);
+pub struct CoalescingIo<S>(Arc<Mutex<CoalescingState<S>>>);
 
 /// The side that flushes it.
 #[derive(Debug)]
-pub(crate) struct CoalescingDriver<S>(Arc<Mutex<CoalescingState<S>>>);
+pub struct CoalescingDriver<S>(Arc<Mutex<CoalescingState<S>>>);
 
 #[derive(Debug)]
 struct CoalescingState<S> {
@@ -51,7 +51,7 @@ struct CoalescingState<S> {
 }
 
 /// Both sides of `stream`.
-pub(crate) fn coalesce_writes<S>(stream: S) -> (CoalescingIo<S>, CoalescingDriver<S>) {
+pub fn coalesce_writes<S>(stream: S) -> (CoalescingIo<S>, CoalescingDriver<S>) {
     let state = Arc::new(Mutex::new(CoalescingState {
         stream,
         buffer: Vec::new(),
@@ -66,7 +66,7 @@ pub(crate) fn coalesce_writes<S>(stream: S) -> (CoalescingIo<S>, CoalescingDrive
 
 impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     /// Runs the HTTP/2 side to its end, and writes what it buffers.
-    pub(crate) async fn drive<F: Future>(&self, mut connection: Pin<&mut F>) -> F::Output {
+    pub async fn drive<F: Future>(&self, mut connection: Pin<&mut F>) -> F::Output {
         poll_fn(|cx| {
             let polled = connection.as_mut().poll(cx);
             if polled.is_pending() && self.flush_or_fail(cx) {
@@ -78,7 +78,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     }
 
     /// Completes if less than `bytes` were read when `time` has passed.
-    pub(crate) async fn insufficient_read(&self, bytes: u64, time: Duration) {
+    pub async fn insufficient_read(&self, bytes: u64, time: Duration) {
         tokio::time::sleep(time).await;
         if self.0.lock().bytes_read >= bytes {
             std::future::pending::<()>().await;
@@ -96,7 +96,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     ///
     /// # Cancel safety
     /// None: `last` may have been written in part.
-    pub(crate) async fn close_write(&self, last: &[u8]) -> io::Result<()> {
+    pub async fn close_write(&self, last: &[u8]) -> io::Result<()> {
         {
             let mut state = self.0.lock();
             if !state.write_blocked {

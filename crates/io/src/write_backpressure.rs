@@ -17,12 +17,12 @@ use crate::written_first::FlushSignal;
 
 /// A body is not polled while this many of its bytes are unwritten: as much as an HTTP/2 stream may
 /// hold, plus a frame.
-pub(crate) const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
+pub const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
 
 /// The response bytes that the library of one connection has buffered and not written. Body and
 /// connection are polled by one task, so relaxed ordering is enough.
 #[derive(Debug, Default)]
-pub(crate) struct UnwrittenBytes {
+pub struct UnwrittenBytes {
     count: AtomicUsize,
     body_waker: AtomicWaker,
     flushes: Arc<FlushSignal>,
@@ -31,7 +31,7 @@ pub(crate) struct UnwrittenBytes {
 impl UnwrittenBytes {
     /// Records written bytes. Framing is included here but not in what was buffered, so the count
     /// is never too high. It is zero when all is written.
-    pub(crate) fn record_written(&self, bytes: usize) {
+    pub fn record_written(&self, bytes: usize) {
         let before = self.count.load(Ordering::Relaxed);
         if before == 0 {
             return;
@@ -44,12 +44,12 @@ impl UnwrittenBytes {
     }
 
     /// Records that all was written.
-    pub(crate) fn record_flush(&self) {
+    pub fn record_flush(&self) {
         self.flushes.record_flush();
     }
 
     /// The flushes of the connection.
-    pub(crate) const fn flushes(&self) -> &Arc<FlushSignal> {
+    pub const fn flushes(&self) -> &Arc<FlushSignal> {
         &self.flushes
     }
 
@@ -63,14 +63,14 @@ impl UnwrittenBytes {
 }
 
 /// A body that returns data no faster than the connection writes it.
-pub(crate) struct BackpressureBody<B> {
+pub struct BackpressureBody<B> {
     body: B,
     unwritten_bytes: Arc<UnwrittenBytes>,
 }
 
 impl<B> BackpressureBody<B> {
     /// Wraps `body`, which is sent on the connection that `unwritten_bytes` belongs to.
-    pub(crate) const fn new(body: B, unwritten_bytes: Arc<UnwrittenBytes>) -> Self {
+    pub const fn new(body: B, unwritten_bytes: Arc<UnwrittenBytes>) -> Self {
         Self {
             body,
             unwritten_bytes,

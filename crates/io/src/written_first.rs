@@ -25,14 +25,14 @@ const MAX_WAIT: Duration = Duration::from_secs(20);
 /// Whether a connection has been flushed since an error waits for it. Body and connection are polled
 /// by one task at a time, so relaxed ordering is enough.
 #[derive(Debug, Default)]
-pub(crate) struct FlushSignal {
+pub struct FlushSignal {
     flushed: AtomicBool,
     waiting: AtomicWaker,
 }
 
 impl FlushSignal {
     /// Records that all was written.
-    pub(crate) fn record_flush(&self) {
+    pub fn record_flush(&self) {
         if !self.flushed.swap(true, Ordering::Relaxed) {
             self.waiting.wake();
         }
@@ -57,7 +57,7 @@ impl Drop for Http2Marker {
 
 /// Completes when what was handed out has been written.
 #[derive(Debug)]
-pub(crate) struct WrittenFirst {
+pub struct WrittenFirst {
     signal: Arc<FlushSignal>,
     timeout: Pin<Box<Sleep>>,
 }
@@ -65,14 +65,14 @@ pub(crate) struct WrittenFirst {
 impl WrittenFirst {
     /// Waits for the next complete flush of an HTTP/1.1 connection. The task of `waker` polls the
     /// connection before what this returns.
-    pub(crate) fn on_http1(signal: &Arc<FlushSignal>, waker: &Waker) -> Self {
+    pub fn on_http1(signal: &Arc<FlushSignal>, waker: &Waker) -> Self {
         signal.waiting.register(waker);
         signal.flushed.store(false, Ordering::Relaxed);
         Self::new(Arc::clone(signal))
     }
 
     /// Waits until h2 has written what is returned with it: the next DATA frame of the stream.
-    pub(crate) fn on_http2() -> (Self, Bytes) {
+    pub fn on_http2() -> (Self, Bytes) {
         let signal = Arc::<FlushSignal>::default();
         let marker = Bytes::from_owner(Http2Marker(Arc::clone(&signal)));
         (Self::new(signal), marker)

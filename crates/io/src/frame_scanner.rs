@@ -15,7 +15,7 @@ use weir_kubernetes::numeric::{saturating_u64, saturating_usize};
 use weir_limits::throttling::poll_budget::{HEADER_BYTE_WORK, HEADER_FIELD_WORK, WORK_PER_POLL};
 
 /// The length of the client connection preface in bytes (RFC 9113, 3.4).
-pub(crate) const PREFACE_LENGTH: usize = 24;
+pub const PREFACE_LENGTH: usize = 24;
 
 /// The length of a frame header in bytes: length (24 bits), type, flags, stream id (RFC 9113, 4.1).
 const FRAME_HEADER_LENGTH: usize = 9;
@@ -45,7 +45,7 @@ const UNKNOWN_BYTES: usize = 256;
 
 /// The state of the frames that have been read on a connection.
 #[derive(Debug)]
-pub(crate) struct FrameScanner {
+pub struct FrameScanner {
     /// The bytes of the preface that have not been read.
     preface_remaining: usize,
     /// The header of the current frame, of which `header_read` bytes have been read.
@@ -74,16 +74,16 @@ pub(crate) struct FrameScanner {
 
 /// A header block that is not complete, or a frame that may start one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct IncompleteBlock {
+pub struct IncompleteBlock {
     /// The payload bytes of the block's complete frames, which the library has decoded.
-    pub(crate) decoded_bytes: usize,
+    pub decoded_bytes: usize,
     /// The payload length of the current frame, for which the library has allocated memory.
-    pub(crate) frame_length: usize,
+    pub frame_length: usize,
 }
 
-impl FrameScanner {
+impl Default for FrameScanner {
     /// The scanner of a new connection.
-    pub(crate) fn new() -> Self {
+    fn default() -> Self {
         Self {
             preface_remaining: PREFACE_LENGTH,
             header: [0; FRAME_HEADER_LENGTH],
@@ -100,9 +100,11 @@ impl FrameScanner {
             ineffective_frames: 0,
         }
     }
+}
 
+impl FrameScanner {
     /// Scans the bytes that were read next.
-    pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
+    pub fn feed(&mut self, mut bytes: &[u8]) {
         let preface = self.preface_remaining.min(bytes.len());
         self.preface_remaining -= preface;
         bytes = bytes.get(preface..).unwrap_or_default();
@@ -124,7 +126,7 @@ impl FrameScanner {
 
     /// The incomplete header block, if there is one. A frame whose header is incomplete counts,
     /// since it may start one.
-    pub(crate) fn incomplete(&self) -> Option<IncompleteBlock> {
+    pub fn incomplete(&self) -> Option<IncompleteBlock> {
         let started = self.header_read > 0;
         let is_whole = self.header_read == FRAME_HEADER_LENGTH;
         let in_block =
@@ -137,35 +139,35 @@ impl FrameScanner {
 
     /// The number of complete units (frames, or whole header blocks). An incomplete block is still
     /// the same one as long as the number has not changed.
-    pub(crate) const fn completed_units(&self) -> u64 {
+    pub const fn completed_units(&self) -> u64 {
         self.completed_units
     }
 
     /// The highest stream id with a complete header block; 0 if there is none.
-    pub(crate) const fn last_stream_id(&self) -> u32 {
+    pub const fn last_stream_id(&self) -> u32 {
         self.last_stream_id
     }
 
     /// The work of all that has been read, in bytes of request bodies.
-    pub(crate) const fn work(&self) -> u64 {
+    pub const fn work(&self) -> u64 {
         self.work
     }
 
     /// Whether a frame has more header fields than are accepted, be it complete or not.
-    pub(crate) const fn exceeds_fields(&self) -> bool {
+    pub const fn exceeds_fields(&self) -> bool {
         self.exceeds_fields
     }
 
     /// The number of complete frames that neither start a request nor belong to one in progress:
     /// resets, PINGs, settings, empty DATA, and what the library ignores. WINDOW_UPDATE is not among
     /// them, since a client sends one for every few frames that it receives.
-    pub(crate) const fn ineffective_frames(&self) -> u64 {
+    pub const fn ineffective_frames(&self) -> u64 {
         self.ineffective_frames
     }
 
     /// The bytes that may be read before the next frames are known: the rest of the current one, and
     /// a few more.
-    pub(crate) const fn read_limit(&self) -> usize {
+    pub const fn read_limit(&self) -> usize {
         self.payload_remaining.saturating_add(UNKNOWN_BYTES)
     }
 
@@ -331,7 +333,7 @@ mod tests {
                 .chain(frames.iter().map(|(k, f, s, l)| frame(*k, *f, *s, *l)))
                 .collect();
             let all = bytes.concat();
-            let mut scan = FrameScanner::new();
+            let mut scan = FrameScanner::default();
             let mut at = 0;
             while at < all.len() {
                 let end = (at + random.usize(1..=40)).min(all.len());
@@ -368,7 +370,7 @@ mod tests {
         ]
         .concat();
         for at in 0..=all.len() {
-            let mut scan = FrameScanner::new();
+            let mut scan = FrameScanner::default();
             scan.feed(&all[..at]);
             scan.feed(&all[at..]);
             let incomplete = IncompleteBlock {
@@ -393,7 +395,7 @@ mod tests {
     fn frames_without_effect_are_counted() {
         const RST_STREAM: u8 = 3;
         const UNKNOWN: u8 = 99;
-        let mut scan = FrameScanner::new();
+        let mut scan = FrameScanner::default();
         scan.feed(&[b'P'; PREFACE_LENGTH]);
         for (kind, flags, length, counted) in [
             (HEADERS, END_HEADERS, 5, 0),
@@ -426,7 +428,7 @@ mod tests {
         let others =
             saturating_u64(frames.len()) * FRAME_WORK + saturating_u64(payload) * HEADER_BYTE_WORK;
         for at in 0..=bytes.len() {
-            let mut scan = FrameScanner::new();
+            let mut scan = FrameScanner::default();
             scan.feed(&bytes[..at]);
             scan.feed(&bytes[at..]);
             let counted = (scan.work() - others) / HEADER_FIELD_WORK;
@@ -497,7 +499,7 @@ mod tests {
             ),
             (vec![fields(DATA, 0, &more)], false),
         ] {
-            let mut scan = FrameScanner::new();
+            let mut scan = FrameScanner::default();
             scan.feed(&[b'P'; PREFACE_LENGTH]);
             for part in frames.concat().chunks(1000) {
                 scan.feed(part);
@@ -508,7 +510,7 @@ mod tests {
 
     #[test]
     fn a_read_ends_soon_after_the_current_frame() {
-        let mut scan = FrameScanner::new();
+        let mut scan = FrameScanner::default();
         assert_eq!(scan.read_limit(), UNKNOWN_BYTES);
         scan.feed(&[b'P'; PREFACE_LENGTH]);
         scan.feed(&frame(DATA, 0, 1, 1000)[..509]);
@@ -520,7 +522,7 @@ mod tests {
 
     #[test]
     fn an_incomplete_data_frame_is_no_incomplete_block() {
-        let mut scan = FrameScanner::new();
+        let mut scan = FrameScanner::default();
         scan.feed(&[b'P'; PREFACE_LENGTH]);
         scan.feed(&frame(DATA, 0, 1, 100)[..50]);
         assert_eq!(scan.incomplete(), None);

@@ -7,7 +7,7 @@
 
 use serde_json::Value;
 
-use crate::claims::{ClaimError, Claims, string_list};
+use crate::jwt::claims::{ClaimError, Claims, string_list};
 use weir_kubernetes::api::UserInfo;
 
 /// The prefix of names and groups that Kubernetes reserves.

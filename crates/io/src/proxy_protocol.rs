@@ -28,7 +28,7 @@ const MAX_VARIABLE_LENGTH: usize = 4096;
 ///
 /// # Cancel safety
 /// Not cancel-safe: part of the header may have been read.
-pub(super) async fn read_client_address(tcp: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
+pub async fn read_client_address(tcp: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
     let mut first = [0];
     if tcp.peek(&mut first).await? == 0 || first != [SIGNATURE_FIRST_BYTE] {
         return Ok(None);
@@ -56,7 +56,7 @@ pub(super) async fn read_client_address(tcp: &mut TcpStream) -> io::Result<Optio
 ///
 /// # Errors
 /// The header is invalid.
-pub(crate) fn parse_source_address(header: &[u8]) -> io::Result<Option<SocketAddr>> {
+pub fn parse_source_address(header: &[u8]) -> io::Result<Option<SocketAddr>> {
     let header = Header::try_from(header)
         .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why.to_string()))?;
     if header.command == Command::Local {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 
-use crate::identity::token_hash::{TokenHash, TokenHasher};
+use crate::hash::{TokenHash, TokenHasher};
 
 /// The shortest token in bytes: shorter ones can be guessed.
 const MIN_TOKEN_BYTES: usize = 16;
@@ -53,13 +53,13 @@ impl TokenList {
 
     /// Whether no token is accepted.
     #[must_use]
-    pub(crate) const fn is_empty(&self) -> bool {
+    pub const fn is_empty(&self) -> bool {
         self.hashes.is_empty()
     }
 
     /// Whether this is one of the tokens. Takes the same time whichever it is.
     #[must_use]
-    pub(crate) fn contains(&self, token: &[u8]) -> bool {
+    pub fn contains(&self, token: &[u8]) -> bool {
         let Some(hasher) = &self.hasher else {
             return false;
         };

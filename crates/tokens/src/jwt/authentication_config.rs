@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use crate::issuer::{ClaimMapping, JwtIssuer, RequiredClaim};
+use crate::jwt::issuer::{ClaimMapping, JwtIssuer, RequiredClaim};
 use weir_kubernetes::document::{
     Content, Diagnostics, MappingDecoder, Node, SourceLocation, Strictness,
 };

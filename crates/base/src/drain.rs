@@ -19,7 +19,7 @@ const WATCHES_PER_SECOND: usize = 200;
 
 /// The stage of the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum DrainStage {
+pub enum DrainStage {
     /// No shutdown.
     Serving,
     /// The shutdown has started: `/readyz` fails, everything else is unchanged.
@@ -90,18 +90,18 @@ impl Drain {
 
     /// Whether no shutdown has started, or another process serves at the same address.
     #[must_use]
-    pub(crate) fn is_ready(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         *self.stage.borrow() == DrainStage::Serving || *self.handed_over.borrow()
     }
 
     /// Whether new requests arrive only on connections that end. Not after a hand-over.
     #[must_use]
-    pub(crate) fn is_closing(&self) -> bool {
+    pub fn is_closing(&self) -> bool {
         *self.stage.borrow() >= DrainStage::ListenerClosed && !*self.handed_over.borrow()
     }
 
     /// Begins the end of a process whose listeners another process has taken over.
-    pub(crate) fn hand_over(&self) {
+    pub fn hand_over(&self) {
         self.handed_over.send_replace(true);
         self.advance(DrainStage::ListenerClosed);
     }
@@ -110,7 +110,7 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(crate) fn handed_over(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub fn handed_over(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut handed_over = self.handed_over.subscribe();
         async move {
             if handed_over.wait_for(|over| *over).await.is_err() {
@@ -120,7 +120,7 @@ impl Drain {
     }
 
     /// Has this process end as by SIGTERM.
-    pub(crate) fn request_stop(&self) {
+    pub fn request_stop(&self) {
         self.stop_requested.send_replace(true);
     }
 
@@ -128,7 +128,7 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(crate) fn stop_requested(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub fn stop_requested(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut requested = self.stop_requested.subscribe();
         async move {
             if requested.wait_for(|requested| *requested).await.is_err() {
@@ -138,7 +138,7 @@ impl Drain {
     }
 
     /// Advances to `stage`.
-    pub(crate) fn advance(&self, stage: DrainStage) {
+    pub fn advance(&self, stage: DrainStage) {
         if stage >= DrainStage::Draining {
             self.draining.store(true, Ordering::Release);
         }
@@ -153,14 +153,14 @@ impl Drain {
 
     /// Whether clients must make their next request on another connection.
     #[must_use]
-    pub(crate) fn is_draining(&self) -> bool {
+    pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
     /// The stage at which an HTTP/2 connection that opens now must close. A connection that opens
     /// while clients move has a reason, such as a load balancer that knows no other weir.
     #[must_use]
-    pub(crate) fn close_stage(&self) -> DrainStage {
+    pub fn close_stage(&self) -> DrainStage {
         if self.is_draining() {
             DrainStage::ListenerClosed
         } else {
@@ -172,7 +172,7 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(crate) fn reached(&self, stage: DrainStage) -> impl Future<Output = ()> + Send + use<> {
+    pub fn reached(&self, stage: DrainStage) -> impl Future<Output = ()> + Send + use<> {
         let mut now = self.stage.subscribe();
         async move {
             // Fails only after the sender was dropped, when nothing needs the result.
@@ -181,7 +181,7 @@ impl Drain {
     }
 
     /// Ends the open watches, spread over `grace` (or less, if they are few).
-    pub(crate) fn end_watches(&self, grace: Duration) {
+    pub fn end_watches(&self, grace: Duration) {
         let few = Duration::from_secs_f64(
             f64::from(saturating_u32(self.open_watches()))
                 / f64::from(saturating_u32(WATCHES_PER_SECOND)),
@@ -191,18 +191,18 @@ impl Drain {
 
     /// The open watches.
     #[must_use]
-    pub(crate) fn open_watches(&self) -> usize {
+    pub fn open_watches(&self) -> usize {
         self.watches.count.load(Ordering::Acquire)
     }
 
     /// The open requests that are not long-running.
     #[must_use]
-    pub(crate) fn open_requests(&self) -> usize {
+    pub fn open_requests(&self) -> usize {
         self.requests.count.load(Ordering::Acquire)
     }
 
     /// Completes when a watch that is open must end: at a random time within the grace period.
-    pub(crate) fn watch_end_signal(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub fn watch_end_signal(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut end = self.watch_grace.subscribe();
         async move {
             let window = end.wait_for(Option::is_some).await.map(|window| *window);
@@ -213,25 +213,25 @@ impl Drain {
 
     /// Counts a request (not a long-running one) until the value is dropped.
     #[must_use]
-    pub(crate) fn track_request(self: &Arc<Self>) -> DrainGuard {
+    pub fn track_request(self: &Arc<Self>) -> DrainGuard {
         DrainGuard::new(self, |drain| &drain.requests)
     }
 
     /// Counts a watch until the value is dropped.
     #[must_use]
-    pub(crate) fn track_watch(self: &Arc<Self>) -> DrainGuard {
+    pub fn track_watch(self: &Arc<Self>) -> DrainGuard {
         DrainGuard::new(self, |drain| &drain.watches)
     }
 
     /// Counts a connection until the value is dropped.
     #[must_use]
-    pub(crate) fn track_connection(self: &Arc<Self>) -> DrainGuard {
+    pub fn track_connection(self: &Arc<Self>) -> DrainGuard {
         DrainGuard::new(self, |drain| &drain.connections)
     }
 
     /// The open connections.
     #[must_use]
-    pub(crate) fn open_connections(&self) -> usize {
+    pub fn open_connections(&self) -> usize {
         self.connections.count.load(Ordering::Acquire)
     }
 
@@ -239,7 +239,7 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(crate) async fn requests_done(&self) {
+    pub async fn requests_done(&self) {
         self.requests.wait_for_zero().await;
     }
 
@@ -247,7 +247,7 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(crate) async fn watches_done(&self) {
+    pub async fn watches_done(&self) {
         self.watches.wait_for_zero().await;
     }
 
@@ -255,14 +255,14 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(crate) async fn connections_done(&self) {
+    pub async fn connections_done(&self) {
         self.connections.wait_for_zero().await;
     }
 }
 
 /// An open request, watch or connection, which must end before weir does.
 #[derive(Debug)]
-pub(crate) struct DrainGuard {
+pub struct DrainGuard {
     drain: Arc<Drain>,
     counter: fn(&Drain) -> &DrainCounter,
 }

@@ -9,12 +9,12 @@ use std::pin::Pin;
 
 /// Boxes what `make` returns.
 #[inline]
-pub(crate) fn boxed<T>(make: impl FnOnce() -> T) -> Box<T> {
+pub fn boxed<T>(make: impl FnOnce() -> T) -> Box<T> {
     Box::write(Box::new_uninit(), make())
 }
 
 /// Boxes and pins the future that `make` returns.
 #[inline]
-pub(crate) fn pinned<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+pub fn pinned<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     Box::into_pin(boxed(make))
 }
