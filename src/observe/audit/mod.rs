@@ -2,8 +2,8 @@
 //! of `audit.k8s.io/v1`.
 //!
 //! On the request path an `AuditEntry` is made and put into a bounded queue, which takes less
-//! than a microsecond. A thread of the log does the rest: [`policy`] selects the events, `event`
-//! builds them, [`output`] writes them. A slow disk blocks that thread only. When the queue is
+//! than a microsecond. A thread of the log does the rest: [`policy`](weir_audit::policy) selects the events, `event`
+//! builds them, [`output`](weir_audit::output) writes them. A slow disk blocks that thread only. When the queue is
 //! full, entries are dropped and counted. No request waits for the log or fails because of it
 //! (kube-apiserver's `--audit-log-mode=batch`).
 //!

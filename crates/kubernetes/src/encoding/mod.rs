@@ -2,7 +2,7 @@
 //!
 //! | module | encoding |
 //! |---|---|
-//! | [`cbor`] | CBOR's constants |
+//! | [`client_text`] | texts of clients in logs: truncated, without credentials |
 //! | [`go_text`] | text as Go prints it |
 //! | [`hpack`] | HPACK's header fields, counted |
 //! | [`percent`] | percent-decoding of paths and queries |
