@@ -50,8 +50,8 @@ pub(crate) struct AdminUrl {
     is_https: bool,
     /// TLS, and the name that the certificate must be valid for. `None` for plain HTTP.
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
-    /// The value of `Authorization`.
-    authorization: Option<HeaderValue>,
+    /// The file with the bearer token.
+    token_file: Option<PathBuf>,
 }
 
 /// How an admin address is reached over TLS.
@@ -103,20 +103,17 @@ impl AdminAccessArgs {
         };
         let roots = roots.map_err(|why| format!("--certificate-authority: {}", why.message))?;
         let name = tls_server_name.as_ref().unwrap_or(&url.host).clone();
-        let name = ServerName::try_from(name).map_err(|why| format!("--tls-server-name: {why}"))?;
-        let authorization = match token_file {
-            Some(file) => {
-                let token = read("token-file", file)?;
-                let header = bearer_header(String::from_utf8_lossy(&token).trim());
-                Some(header.map_err(|why| format!("--token-file: {why}"))?)
-            }
-            None => None,
-        };
-        Ok(AdminUrl {
+        let flag = tls_server_name
+            .as_ref()
+            .map_or("--admin", |_| "--tls-server-name");
+        let name = ServerName::try_from(name).map_err(|why| format!("{flag}: {why}"))?;
+        let url = AdminUrl {
             tls: Some((Arc::new(tls::client_config(roots, None)), name)),
-            authorization,
+            token_file: token_file.clone(),
             ..url.clone()
-        })
+        };
+        url.authorization()?;
+        Ok(url)
     }
 }
 
@@ -165,8 +162,19 @@ impl AdminUrl {
             port,
             is_https,
             tls: None,
-            authorization: None,
+            token_file: None,
         })
+    }
+
+    /// The header with the token, which is read each time: a service account's lives for an hour.
+    fn authorization(&self) -> Result<Option<HeaderValue>, String> {
+        let Some(file) = &self.token_file else {
+            return Ok(None);
+        };
+        let wrong = |why: &dyn fmt::Display| format!("--token-file: {}: {why}", file.display());
+        let token = std::fs::read(file).map_err(|why| wrong(&why))?;
+        let header = bearer_header(String::from_utf8_lossy(&token).trim());
+        header.map(Some).map_err(|why| wrong(&why))
     }
 
     async fn connect(&self) -> Result<Box<dyn Connection>, String> {
@@ -320,9 +328,9 @@ async fn get(address: &AdminUrl, path: &str) -> Result<Response<Incoming>, Strin
         .header(header::HOST, &address.authority)
         .body(Empty::<Bytes>::new())
         .map_err(|why| why.to_string())?;
-    if let Some(authorization) = &address.authorization {
+    if let Some(authorization) = address.authorization()? {
         let headers = request.headers_mut();
-        headers.insert(header::AUTHORIZATION, authorization.clone());
+        headers.insert(header::AUTHORIZATION, authorization);
     }
     let response = sender.send_request(request).await;
     let response = response.map_err(|why| why.to_string())?;

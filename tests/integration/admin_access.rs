@@ -158,6 +158,60 @@ async fn a_token_of_the_file_may_read_until_it_is_removed() {
     assert!(!shown.text().contains(OTHER_TOKEN));
 }
 
+/// An event stream that has begun.
+async fn events(weir: &WeirProcess, token: &str) -> RawHttp1 {
+    let tls = client_tls_config(&[HttpVersion::Http1.alpn()], None);
+    let mut stream = RawHttp1::new(admin(weir).connect_tls(Arc::new(tls)).await);
+    let head = format!(
+        "GET /status/events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n"
+    );
+    stream.send(head).await;
+    assert_eq!(stream.read_response_head().await.status, 200);
+    stream
+}
+
+/// Whether the stream, which is chunked, has ended with what comes next.
+async fn has_ended(stream: &mut RawHttp1) -> bool {
+    let next = stream.reader.read_some(1 << 20).await.unwrap();
+    next.is_none_or(|bytes| bytes.ends_with(b"\r\n0\r\n\r\n") || &*bytes == b"0\r\n\r\n")
+}
+
+#[tokio::test]
+async fn a_stream_ends_when_its_client_may_no_longer_read_it() {
+    let upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    files.write("admin-tokens", &format!("{TOKEN}\n{OTHER_TOKEN}\n"));
+    let mut flags = required_flags(upstream.address);
+    flags.extend(TLS.map(str::to_owned));
+    flags.push("--admin-token-file=admin-tokens".to_owned());
+    let weir = WeirProcess::start(files, &flags).await;
+    let (mut void, mut valid) = (events(&weir, TOKEN).await, events(&weir, OTHER_TOKEN).await);
+    weir.files.write("admin-tokens", OTHER_TOKEN);
+    while !has_ended(&mut void).await {
+        assert!(!has_ended(&mut valid).await);
+    }
+    assert!(!has_ended(&mut valid).await);
+}
+
+#[tokio::test]
+async fn a_method_that_is_never_served_is_answered_before_anybody_is_asked() {
+    let upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    files.write("admin-tokens", TOKEN);
+    let mut flags = required_flags(upstream.address);
+    flags.extend(TLS.map(str::to_owned));
+    flags.push("--admin-token-file=admin-tokens".to_owned());
+    let weir = WeirProcess::start(files, &flags).await;
+    for method in ["DELETE", "POST", &*"X".repeat(100_000)] {
+        let tls = client_tls_config(&[HttpVersion::Http1.alpn()], None);
+        let mut client = RawHttp1::new(admin(&weir).connect_tls(Arc::new(tls)).await);
+        let head =
+            format!("{method} /metrics HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n");
+        client.send(head).await;
+        assert_eq!(client.read_response_head().await.status, 405);
+    }
+}
+
 #[tokio::test]
 async fn weir_status_asks_over_tls_with_a_token() {
     let upstream = FakeUpstream::start().await;

@@ -20,6 +20,14 @@ pub struct RunningLimits {
     rate_limits: Vec<RateLimitSnapshot>,
 }
 
+impl RunningLimits {
+    /// Whether requests wait in queues, of which weir has a dump: not with max-in-flight.
+    #[must_use]
+    pub fn has_queues(&self) -> bool {
+        self.mode == AdmissionMode::PriorityAndFairness
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 enum AdmissionMode {
     MaxInFlight,

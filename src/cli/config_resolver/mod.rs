@@ -259,7 +259,7 @@ impl FlagResolver {
         }
         let reporting = self.resolve_reporting(reporting, spans);
         self.check_operation(&identity_args, &operation);
-        let has_credentials = self.kubeconfig_source(&upstream).is_some();
+        let has_credentials = credentials.is_none_or(|own| !own.is_anonymous());
         let admin_access =
             self.resolve_admin_access(&operation.admin, operation.admin_address, has_credentials);
         self.warn_about_idle_settings(&origin.given);

@@ -18,11 +18,15 @@ use crate::identity::delegated::{
 use crate::identity::review_queue::fair_queue::ClientSource;
 use weir_base::clock::Clock;
 use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::encoding::client_text::truncate;
 use weir_tokens::bearer::{BearerCredential, bearer_credential};
 use weir_tokens::list::TokenList;
 
 /// The paths that need no credential (`DelegatingAuthorizationOptions.AlwaysAllowPaths`, 1.36).
 const ALWAYS_ALLOWED: [&str; 3] = ["/healthz", "/livez", "/readyz"];
+
+/// The most of a path that a rejection repeats. Paths that exist are shorter.
+const MAX_SHOWN_BYTES: usize = 128;
 
 /// The access to a listener. A reload replaces it as a whole; the default is open.
 #[derive(Debug, Default)]
@@ -79,7 +83,7 @@ impl AccessError {
             Self::OtherProtocol => {
                 "this listener has changed between http and https: connect again"
             }
-            Self::Unanswered => "the API server has not answered whether this is allowed",
+            Self::Unanswered => "there is no answer of the API server whether this is allowed",
         }
     }
 }
@@ -132,8 +136,9 @@ impl AdminAccess {
                 let PathAttributes { verb, path } = attributes;
                 let colon = if reason.is_empty() { "" } else { ": " };
                 Err(AccessError::Forbidden(format!(
-                    "forbidden: User {:?} cannot {verb} path {path:?}{colon}{reason}",
-                    user.name
+                    "forbidden: User {:?} cannot {verb} path {:?}{colon}{reason}",
+                    user.name,
+                    truncate(path, MAX_SHOWN_BYTES),
                 )))
             }
         }

@@ -17,8 +17,8 @@ const MAX_CONNECTIONS: usize = 64;
 const CLOSE_DELAY: Duration = Duration::from_secs(5);
 
 /// The open connections, oldest first. A new connection is always accepted: if there are too many,
-/// it replaces the oldest connection without a request in progress, so that idle connections cannot
-/// keep a probe out.
+/// it replaces the oldest that has never had a request, or else the oldest without a request in progress,
+/// so that idle connections cannot keep a probe out, nor connections without requests end streams.
 #[derive(Debug, Default)]
 pub(super) struct AdminConnections(VecDeque<(Arc<RequestCount>, AbortHandle)>);
 
@@ -26,7 +26,6 @@ impl AdminConnections {
     /// Closes the connections without a request (event streams among them), and a moment later the
     /// others.
     pub(super) async fn close(self) {
-        let is_idle = |requests: &RequestCount| requests.started() == requests.ended();
         for (_, task) in self.0.iter().filter(|(requests, _)| is_idle(requests)) {
             task.abort();
         }
@@ -42,8 +41,11 @@ impl AdminConnections {
     {
         self.0.retain(|(_, task)| !task.is_finished());
         if self.0.len() >= MAX_CONNECTIONS {
-            let is_idle = |requests: &RequestCount| requests.started() == requests.ended();
-            let position = self.0.iter().position(|(requests, _)| is_idle(requests));
+            let oldest = |is_it: fn(&RequestCount) -> bool| {
+                self.0.iter().position(|(requests, _)| is_it(requests))
+            };
+            let unused = oldest(|requests| requests.started() == 0);
+            let position = unused.or_else(|| oldest(is_idle));
             if let Some((_, task)) = self.0.remove(position.unwrap_or(0)) {
                 task.abort();
             }
@@ -52,4 +54,9 @@ impl AdminConnections {
         let task = tokio::spawn(serve(Arc::clone(&requests)));
         self.0.push_back((requests, task.abort_handle()));
     }
+}
+
+/// Whether no request is in progress. Streams count as answered.
+fn is_idle(requests: &RequestCount) -> bool {
+    requests.started() == requests.ended()
 }

@@ -24,11 +24,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, StreamBody};
+use http_body_util::{BodyExt, BodyStream, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -68,6 +68,9 @@ use weir_talkers::{TopTalkers, TopTalkersQuery};
 
 /// Longest time to receive a request's headers, and longest idle time of a connection.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often the access of a stream's client is checked again, as long as the API server's answers count.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Longest time to receive the body of a [`log_level`] request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -114,6 +117,12 @@ const TOP_TALKERS_PATH: &str = "/debug/top_talkers";
 
 /// A record of what passes from now on.
 pub(crate) const RECORD_PATH: &str = "/debug/record";
+
+/// The status page's data as they change.
+const EVENTS_PATH: &str = "/status/events";
+
+/// The response body for another method.
+const ONLY_GET_TEXT: &str = "only GET is served here\n";
 
 /// The response body for an unknown path.
 const NOT_FOUND_TEXT: &str = "served here: /livez /readyz /metrics, the page / (/status), its data /status.json and /status/events, \
@@ -259,6 +268,7 @@ impl AdminServer {
         is_local: bool,
         requests: Arc<RequestCount>,
     ) {
+        let client = Arc::new(client);
         let service = service_fn(|request| {
             let guard = requests.start();
             let response = self.handle(request, &client, is_local);
@@ -303,11 +313,15 @@ impl AdminServer {
     async fn handle(
         &self,
         request: Request<Incoming>,
-        client: &AdminClient,
+        client: &Arc<AdminClient>,
         is_local: bool,
     ) -> Result<Response<AdminBody>, Infallible> {
         if is_local && !client.is_tls && !has_loopback_host(request.headers()) {
             return Ok(response(StatusCode::FORBIDDEN, FOREIGN_HOST_TEXT));
+        }
+        // Before anybody is asked about the method, which has any length.
+        if !matches!(*request.method(), Method::GET | Method::HEAD | Method::PUT) {
+            return Ok(response(StatusCode::METHOD_NOT_ALLOWED, ONLY_GET_TEXT));
         }
         if let Some(rejection) = self.reject_unauthorized(&request, client).await {
             return Ok(rejection);
@@ -323,10 +337,7 @@ impl AdminServer {
             return Ok(handle_log_level(level, request).await);
         }
         if !is_read {
-            return Ok(response(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "only GET is served here\n",
-            ));
+            return Ok(response(StatusCode::METHOD_NOT_ALLOWED, ONLY_GET_TEXT));
         }
         if let Some(dump) = request.uri().path().strip_prefix(APF_DEBUG_PREFIX) {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
@@ -344,12 +355,17 @@ impl AdminServer {
             return Ok(handle_top_talkers(talkers, query));
         }
         if let (RECORD_PATH, Some(recorder)) = (request.uri().path(), &self.recorder) {
-            return Ok(handle_record(recorder, &request));
+            let stream = handle_record(recorder, &request);
+            return Ok(self.while_allowed(stream, &request, client));
         }
         if let Some(status) = &self.status
             && let Some(response) = handle_status(status, &request).await
         {
-            return Ok(response);
+            let is_stream = request.uri().path() == EVENTS_PATH;
+            return Ok(match is_stream {
+                true => self.while_allowed(response, &request, client),
+                false => response,
+            });
         }
         if let Some(zpages) = &self.zpages
             && let Some(response) = self.handle_zpage(zpages, &request)
@@ -357,6 +373,36 @@ impl AdminServer {
             return Ok(response);
         }
         Ok(self.handle_probe_or_metrics(&request).await)
+    }
+
+    /// Ends a stream when its client may no longer read it. One that the API server does not answer
+    /// about goes on: in an outage operators look.
+    fn while_allowed(
+        &self,
+        stream: Response<AdminBody>,
+        request: &Request<Incoming>,
+        client: &Arc<AdminClient>,
+    ) -> Response<AdminBody> {
+        let (access, client) = (Arc::clone(&self.access), Arc::clone(client));
+        let (path, headers) = (request.uri().path().to_owned(), request.headers().clone());
+        let ended = async move {
+            loop {
+                tokio::time::sleep(RECHECK_INTERVAL).await;
+                let attributes = PathAttributes {
+                    verb: "get",
+                    path: &path,
+                };
+                let access = access.load_full();
+                match access.check(&client, attributes, &headers).await {
+                    Ok(()) | Err(AccessError::Unanswered) => {}
+                    Err(why) => return debug!(why = why.text(), "an operator's stream ended"),
+                }
+            }
+        };
+        stream.map(|body| {
+            let frames = BodyStream::new(body).take_until(Box::pin(ended));
+            StreamBody::new(frames).boxed_unsync()
+        })
     }
 
     /// Responds to probes and scrapes, and with 404 to any other path. Operators, who add
@@ -538,7 +584,7 @@ async fn handle_status(
             Ok(chosen) => typed_response(APPLICATION_JSON, status.json(chosen.as_deref()).await),
             Err(why) => response(StatusCode::BAD_REQUEST, why),
         },
-        "/status/events" => match chosen {
+        EVENTS_PATH => match chosen {
             Ok(chosen) => handle_events(status, request, chosen.as_deref()).await,
             Err(why) => response(StatusCode::BAD_REQUEST, why),
         },

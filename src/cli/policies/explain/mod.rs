@@ -20,7 +20,7 @@ use crate::cli::process::exit::{CommandError, exit_with_failure, print_stdout, t
 use crate::cli::process::{logging, resolve};
 use weir_explain::batch::{BatchCounts, ExplanationLine};
 use weir_explain::explainer::{Explainer, ResolvedRequest};
-use weir_explain::now::LevelsNow;
+use weir_explain::now::{LevelsNow, RunningLimits};
 use weir_explain::request::{ExplainRequest, RequestUrl};
 use weir_explain::{batch, tree};
 
@@ -218,11 +218,13 @@ fn fetch_now(admin: &AdminUrl) -> Result<LevelsNow, CommandError> {
         .map_err(|why| CommandError::Startup(why.to_string()))?;
     let fetched = runtime.block_on(async {
         let status = admin_client::fetch_json(admin, "/status.json").await?;
-        let status =
+        let status: RunningLimits =
             serde_json::from_value(status).map_err(|why| format!("not a status: {why}"))?;
-        // With max-in-flight there are no queues.
-        let queues = admin_client::fetch_text(admin, DUMP_QUEUES_PATH).await;
-        Ok(LevelsNow::new(status, &queues.unwrap_or_default()))
+        let queues = match status.has_queues() {
+            true => admin_client::fetch_text(admin, DUMP_QUEUES_PATH).await?,
+            false => String::new(),
+        };
+        Ok(LevelsNow::new(status, &queues))
     });
     fetched.map_err(|why: String| CommandError::Startup(format!("{admin} is not reachable: {why}")))
 }
