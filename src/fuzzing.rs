@@ -11,17 +11,22 @@ use crate::handover::message::{Message, decode_text, encode_frame};
 use crate::identity::impersonation::target::{HeaderRules, impersonation_target};
 use crate::identity::request_header::IdentityHeaders;
 use crate::server::connection::head_model_tests;
+use crate::upstream::headers::request_trailers;
+use weir_agreement::lease::{parse_lease, parse_list};
 use weir_agreement::message::ReplicaMessage;
 use weir_audit::policy::AuditPolicy;
 use weir_cel::{Condition, ConditionInput};
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use weir_io::frame_scanner::FrameScanner;
 use weir_io::proxy_protocol::parse_source_address;
+use weir_kubernetes::api::media_type::MediaType;
+use weir_kubernetes::api::watch_frames::WatchFrames;
 use weir_kubernetes::api::{UserInfo, flowcontrol};
 use weir_kubernetes::document::{Diagnostics, parse_all};
 use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::rate::events::body::EventEncoding;
 use weir_limits::rate::{clients, events, policies};
+use weir_status::replica_snapshot::ReplicaSnapshot;
 use weir_tokens::bearer::bearer_credential;
 use weir_tokens::jwt::{Jwt, KeySet, authentication_config};
 use weir_x509::Certificate;
@@ -40,7 +45,11 @@ pub const TARGETS: &[Target] = &[
     ("certificate", certificate),
     ("jwt", jwt),
     ("identity-headers", identity_headers),
+    ("trailers", trailers),
     ("peer-message", peer_message),
+    ("replica-snapshot", replica_snapshot),
+    ("replica-lease", replica_lease),
+    ("watch-stream", watch_stream),
     ("handover-message", handover_message),
     ("server-metrics", server_metrics),
     ("configuration", configuration),
@@ -130,8 +139,8 @@ fn jwt(bytes: &[u8]) {
     let _ = KeySet::from_pem(bytes); // likewise
 }
 
-/// Header lines. After the identity headers are removed, no header names a user.
-fn identity_headers(bytes: &[u8]) {
+/// The lines `NAME:VALUE` that are headers.
+fn header_lines(bytes: &[u8]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for line in bytes.split(|byte| *byte == b'\n') {
         let mut parts = line.splitn(2, |byte| *byte == b':');
@@ -141,6 +150,12 @@ fn identity_headers(bytes: &[u8]) {
             headers.append(name, value);
         }
     }
+    headers
+}
+
+/// Header lines. After the identity headers are removed, no header names a user.
+fn identity_headers(bytes: &[u8]) {
+    let mut headers = header_lines(bytes);
     let _ = bearer_credential(&headers, headers.get(header::UPGRADE)); // there is one, or not
     let asserted = impersonation_target(&headers, HeaderRules::Asserted);
     let forwarded = impersonation_target(&headers, HeaderRules::Forwarded);
@@ -156,6 +171,57 @@ fn identity_headers(bytes: &[u8]) {
     let _ = identity.parse_user(&headers); // it names a user, or not
     identity.remove_from(&mut headers);
     assert_eq!(identity.parse_user(&headers), Ok(None));
+}
+
+/// Header lines after a body. What is forwarded of them names no user, and would be forwarded again.
+fn trailers(bytes: &[u8]) {
+    let identity = IdentityHeaders::default();
+    if let Ok(Some(forwarded)) = request_trailers(header_lines(bytes), &identity) {
+        assert_eq!(identity.parse_user(&forwarded), Ok(None));
+        for name in [
+            header::CONNECTION,
+            header::CONTENT_LENGTH,
+            header::AUTHORIZATION,
+        ] {
+            assert!(!forwarded.contains_key(name));
+        }
+        let again = request_trailers(forwarded.clone(), &identity);
+        assert_eq!(again.ok().flatten(), Some(forwarded));
+    }
+}
+
+/// The state of another replica: what is made of it is no longer than may be sent.
+fn replica_snapshot(bytes: &[u8]) {
+    const MOST: usize = 64 << 10;
+    if let Ok(snapshot) = ReplicaSnapshot::parse(bytes) {
+        assert!(snapshot.to_json(MOST).len() <= MOST);
+    }
+}
+
+/// A Lease, or a list of them.
+fn replica_lease(bytes: &[u8]) {
+    let _ = parse_lease(bytes); // it is one of weir, or not
+    let _ = parse_list(bytes); // likewise
+}
+
+/// The first byte chooses the encoding, the second one says how the others are divided: they are read
+/// alike.
+fn watch_stream(bytes: &[u8]) {
+    let [encoding, size, bytes @ ..] = bytes else {
+        return;
+    };
+    let encoding = match encoding % 3 {
+        0 => MediaType::Cbor,
+        1 => MediaType::Json,
+        _ => MediaType::Protobuf,
+    };
+    let (mut whole, mut divided) = (WatchFrames::new(encoding), WatchFrames::new(encoding));
+    let has_ended = whole.feed(bytes);
+    let parts = bytes.chunks(1 + usize::from(*size));
+    let divided_has_ended = parts.map(|part| divided.feed(part)).last();
+    assert_eq!(has_ended, divided_has_ended.unwrap_or_default());
+    let read = |frames: &WatchFrames| (frames.initial_events(), frames.last_event());
+    assert_eq!(read(&whole), read(&divided));
 }
 
 /// What is read is written as something that is read alike.
