@@ -1,10 +1,8 @@
 //! `weir top`: the status page in a terminal, for example on a bastion host.
 //!
-//! Levers are set and ended by a [dialog](lever_dialog), which asks the control socket of this machine.
-//!
-//! The state ([`model`]), the rows that are displayed ([`view_model`], [`view_options`]) and their
-//! drawing ([`view`]) are independent of the connection to weir ([`client`]) and of the terminal.
-//! The terminal is restored however the command ends.
+//! [`weir_top`] has what is shown; here it meets the [admin listener](crate::cli::admin_client), the keys,
+//! and the control socket of this machine, which a dialog's commands go to. The terminal is restored
+//! however the command ends.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! The status page's data: a [snapshot](snapshot::StatusSnapshot) of weir's state, live and over
-//! the last 15 minutes. What hurts clients most is said once, here, by the [headline](mod@headline): the page, `weir
+//! The status page's data: a [snapshot](weir_status::snapshot::StatusSnapshot) of weir's state, live and over
+//! the last 15 minutes. What hurts clients most is said once, here, by the [headline](mod@weir_status::headline): the page, `weir
 //! top` and `weir status` show the same words.
 //!
 //! weir keeps the history itself, so that a page that is opened during an incident shows how it
@@ -10,7 +10,7 @@
 //! share an event. A subscriber that reads too slowly misses events and holds no memory for them.
 //!
 //! With peer connections a client chooses all replicas or one of them. Then weir asks the others for
-//! their [states](replica_snapshot), once a second, and makes a [view](replica_view) of them.
+//! their [states](weir_status::replica_snapshot), once a second, and makes a [view](weir_status::replica_view) of them.
 //!
 //! The stream is server-sent events, not WebSockets: they go one way, are plain HTTP/1.1 with a
 //! retry in every browser, and pass through `kubectl port-forward` and ssh. Each event holds
