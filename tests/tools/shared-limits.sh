@@ -65,13 +65,14 @@ replica() {
     local name=$1 net=10.201.$2
     shift 2
     start "$name" nsenter --net="/proc/${PIDS[namespace-$name]}/ns/net" "$WEIR" serve \
-        --config "$WORK/weir.yaml" --bind-address "$net.2" --secure-port 6443 --admin-address "$net.2:6480" \
+        --config "$WORK/weir.yaml" --bind-address "$net.2" --secure-port 6443 --admin-address 127.0.0.1:0 \
+        --health-address "$net.2:6480" --health-metrics \
         --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" --client-ca-file "$DIR/ca.crt" \
         --token-auth-file "$DIR/tokens.csv" --kubeconfig "$WORK/api.kubeconfig" --rejection-hold 0s --workers 1 \
         --proxy-client-cert-file "$DIR/front-proxy-client.crt" --proxy-client-key-file "$DIR/front-proxy-client.key" \
         --shared-limits "redis://$REDIS:6379" --shared-key-file "$WORK/shared.key" --shared-limits-replicas 3 "$@"
     fronting "$name"
-    ADMINS[$name]=$ADMIN
+    ADMINS[$name]=$net.2:6480
     start "load-$name" wrk -t 1 -c 4 -d 600s -H "$(bearer alice)" "https://$net.2:6443/api/v1/nodes"
 }
 ip address add "$REDIS/32" dev lo

@@ -77,7 +77,7 @@ code=0
 said=$("$WEIR" status --admin http://127.0.0.1:9 2>&1) || code=$?
 check 'where nobody is it says so, and fails' '3 weir: http://127.0.0.1:9 is not reachable: Connection refused (os error 111)' "$code $said"
 code=0
-said=$("$WEIR" status --admin https://127.0.0.1:9 2>&1) || code=$?
+said=$("$WEIR" status --admin ftp://127.0.0.1:9 2>&1) || code=$?
 check_match 'a wrong address is told with the right form' '^2 .*http://127.0.0.1:6480' "$code $said"
 code=0
 said=$("$WEIR" top --admin "http://$FIRST" 2>&1 </dev/null | cat; exit "${PIPESTATUS[0]}") || code=$?
