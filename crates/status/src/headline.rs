@@ -64,7 +64,7 @@ pub fn headline(
     then: Option<&StatusSnapshot>,
     rejected_most: Option<&RejectedMost>,
 ) -> Headline {
-    let rates = then.map(|then| Growth { now, then });
+    let rates = then.map(|then| Rates { now, then });
     let rates = rates.filter(|rates| rates.seconds() > 0.0);
     let mut troubles: Vec<Trouble> = [
         outage(now),
@@ -108,12 +108,12 @@ pub(crate) fn worst_headline<'a>(parts: impl Iterator<Item = (&'a str, &'a Headl
 
 /// Two snapshots of one process.
 #[derive(Clone, Copy)]
-struct Growth<'a> {
+struct Rates<'a> {
     now: &'a StatusSnapshot,
     then: &'a StatusSnapshot,
 }
 
-impl Growth<'_> {
+impl Rates<'_> {
     fn seconds(self) -> f64 {
         to_f64(self.now.unix_ms.saturating_sub(self.then.unix_ms)) / 1000.0
     }
@@ -175,7 +175,7 @@ fn outage(now: &StatusSnapshot) -> Option<Trouble> {
 }
 
 /// Requests that get 5xx, of the API server or of weir.
-fn failures(rates: Growth<'_>) -> Option<Trouble> {
+fn failures(rates: Rates<'_>) -> Option<Trouble> {
     let of_class = |snapshot: &StatusSnapshot, is_counted: fn(u16) -> bool| {
         let codes = snapshot.requests.by_code.iter();
         let counted = codes.filter(|(code, _)| is_counted(**code));
@@ -217,7 +217,7 @@ fn is_of_lever(reason: &str) -> bool {
 }
 
 /// The rejections, except those of levers.
-fn rejections(rates: Growth<'_>, most: Option<&RejectedMost>) -> Option<Trouble> {
+fn rejections(rates: Rates<'_>, most: Option<&RejectedMost>) -> Option<Trouble> {
     let reasons = || {
         let reasons = rates.now.rejections.keys();
         reasons.filter(|reason| !is_of_lever(reason))
@@ -255,7 +255,7 @@ fn rejections(rates: Growth<'_>, most: Option<&RejectedMost>) -> Option<Trouble>
 }
 
 /// The wait of a level: of those that left the queue since `then`, or of those that are in it.
-fn wait_of(level: &LevelStatus, rates: Option<Growth<'_>>) -> f64 {
+fn wait_of(level: &LevelStatus, rates: Option<Rates<'_>>) -> f64 {
     let then = rates.and_then(|rates| {
         let mut levels = rates.then.levels.iter();
         levels.find(|then| then.name == level.name)
@@ -267,7 +267,7 @@ fn wait_of(level: &LevelStatus, rates: Option<Growth<'_>>) -> f64 {
 /// The level whose requests wait longest. Where a level only counts, none waits.
 fn waiting_level<'a>(
     now: &'a StatusSnapshot,
-    rates: Option<Growth<'_>>,
+    rates: Option<Rates<'_>>,
 ) -> Option<(&'a LevelStatus, f64)> {
     let levels = now.levels.iter();
     let levels = levels.filter(|level| level.waiting > 0 && !level.dry_run);
@@ -279,7 +279,7 @@ fn waiting_level<'a>(
     })
 }
 
-fn longest_wait(now: &StatusSnapshot, rates: Option<Growth<'_>>) -> Option<Trouble> {
+fn longest_wait(now: &StatusSnapshot, rates: Option<Rates<'_>>) -> Option<Trouble> {
     let (level, wait) = waiting_level(now, rates)?;
     if wait < SHORT_WAIT {
         return None;
@@ -322,7 +322,7 @@ fn waiting_text(level: &LevelStatus, wait: f64) -> String {
 }
 
 /// The API server begins half of its responses late. It hurts all, but nothing is waiting for weir.
-fn slow_server(rates: Growth<'_>) -> Option<Trouble> {
+fn slow_server(rates: Rates<'_>) -> Option<Trouble> {
     let (now, then) = (&rates.now.upstream, &rates.then.upstream);
     let half = now.latency.quantile_since(&then.latency, 0.5)?;
     let late = now.latency.quantile_since(&then.latency, 0.99)?;
@@ -354,7 +354,7 @@ fn critical_alarm(now: &StatusSnapshot) -> Option<Trouble> {
     })
 }
 
-fn calm(now: &StatusSnapshot, rates: Option<Growth<'_>>) -> Headline {
+fn calm(now: &StatusSnapshot, rates: Option<Rates<'_>>) -> Headline {
     if now.readiness.ready.is_none() {
         return Headline {
             text: "Waiting for the first answer of the API server".to_owned(),
