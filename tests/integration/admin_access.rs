@@ -64,6 +64,14 @@ async fn assert_only_probes_are_open(weir: &WeirProcess) {
     }
 }
 
+/// weir whose admin address accepts the tokens of the file `admin-tokens`.
+async fn with_token_file(upstream: &FakeUpstream, files: ConfigDir) -> WeirProcess {
+    let mut flags = required_flags(upstream.address);
+    flags.extend(TLS.map(str::to_owned));
+    flags.push("--admin-token-file=admin-tokens".to_owned());
+    WeirProcess::start(files, &flags).await
+}
+
 /// weir in front of the cluster, with its own token and these flags.
 async fn in_front_of(cluster: &PlaygroundCluster, flags: &[&str]) -> WeirProcess {
     let files = cluster.config_dir(&cluster.service_account_token("weir"));
@@ -122,10 +130,7 @@ async fn a_token_of_the_file_may_read_until_it_is_removed() {
     let upstream = FakeUpstream::start().await;
     let files = ConfigDir::new();
     files.write("admin-tokens", &format!("{TOKEN}\n\n{OTHER_TOKEN}\n"));
-    let mut flags = required_flags(upstream.address);
-    flags.extend(TLS.map(str::to_owned));
-    flags.push("--admin-token-file=admin-tokens".to_owned());
-    let mut weir = WeirProcess::start(files, &flags).await;
+    let mut weir = with_token_file(&upstream, files).await;
     assert_only_probes_are_open(&weir).await;
     for token in [TOKEN, OTHER_TOKEN] {
         assert_eq!(get_with_token(&weir, token, "/metrics").await.status, 200);
@@ -181,10 +186,7 @@ async fn a_stream_ends_when_its_client_may_no_longer_read_it() {
     let upstream = FakeUpstream::start().await;
     let files = ConfigDir::new();
     files.write("admin-tokens", &format!("{TOKEN}\n{OTHER_TOKEN}\n"));
-    let mut flags = required_flags(upstream.address);
-    flags.extend(TLS.map(str::to_owned));
-    flags.push("--admin-token-file=admin-tokens".to_owned());
-    let weir = WeirProcess::start(files, &flags).await;
+    let weir = with_token_file(&upstream, files).await;
     let (mut void, mut valid) = (events(&weir, TOKEN).await, events(&weir, OTHER_TOKEN).await);
     weir.files.write("admin-tokens", OTHER_TOKEN);
     while !has_ended(&mut void).await {
@@ -198,10 +200,7 @@ async fn a_method_that_is_never_served_is_answered_before_anybody_is_asked() {
     let upstream = FakeUpstream::start().await;
     let files = ConfigDir::new();
     files.write("admin-tokens", TOKEN);
-    let mut flags = required_flags(upstream.address);
-    flags.extend(TLS.map(str::to_owned));
-    flags.push("--admin-token-file=admin-tokens".to_owned());
-    let weir = WeirProcess::start(files, &flags).await;
+    let weir = with_token_file(&upstream, files).await;
     for method in ["DELETE", "POST", &*"X".repeat(100_000)] {
         let tls = client_tls_config(&[HttpVersion::Http1.alpn()], None);
         let mut client = RawHttp1::new(admin(&weir).connect_tls(Arc::new(tls)).await);
@@ -218,10 +217,7 @@ async fn weir_status_asks_over_tls_with_a_token() {
     let files = ConfigDir::new();
     files.write("admin-tokens", TOKEN);
     files.write("ca.crt", &pki().server_ca.pem);
-    let mut flags = required_flags(upstream.address);
-    flags.extend(TLS.map(str::to_owned));
-    flags.push("--admin-token-file=admin-tokens".to_owned());
-    let weir = WeirProcess::start(files, &flags).await;
+    let weir = with_token_file(&upstream, files).await;
     let url = format!("--admin=https://localhost:{}", weir.admin.port());
     let ask = async |flags: &[&str]| {
         let all = [&["status", "-o=json", &url], flags].concat();
@@ -438,10 +434,7 @@ async fn on_the_loopback_a_client_with_a_token_may_set_the_log_level_but_no_page
     let upstream = FakeUpstream::start().await;
     let files = ConfigDir::new();
     files.write("admin-tokens", TOKEN);
-    let mut flags = required_flags(upstream.address);
-    flags.extend(TLS.map(str::to_owned));
-    flags.push("--admin-token-file=admin-tokens".to_owned());
-    let weir = WeirProcess::start(files, &flags).await;
+    let weir = with_token_file(&upstream, files).await;
     let mut client = admin(&weir).anonymous(HttpVersion::Http1);
     let (name, value) = authorization(TOKEN);
     let put = || {

@@ -319,7 +319,7 @@ impl AdminServer {
         if is_local && !client.is_tls && !has_loopback_host(request.headers()) {
             return Ok(response(StatusCode::FORBIDDEN, FOREIGN_HOST_TEXT));
         }
-        // Before anybody is asked about the method, which has any length.
+        // First, since a review would keep the method, which may be long.
         if !matches!(*request.method(), Method::GET | Method::HEAD | Method::PUT) {
             return Ok(response(StatusCode::METHOD_NOT_ALLOWED, ONLY_GET_TEXT));
         }
