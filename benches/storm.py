@@ -39,6 +39,9 @@ URGENT_TOKEN = "urgent"
 URGENT_EVERY = 0.04
 # A connection that has just been woken has a burst of its own: it is not measured.
 SETTLE = 0.5
+# A load that has been stopped for so long is woken for a moment: servers close connections that are idle for 90 s, and
+# the handshakes would then be in its window.
+WAKE_AFTER = 30
 
 
 def arguments() -> argparse.Namespace:
@@ -125,6 +128,13 @@ class Load:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        self.stopped = time.monotonic()
+
+    def keep_connected(self) -> None:
+        if time.monotonic() - self.stopped > WAKE_AFTER:
+            self.process.send_signal(signal.SIGCONT)
+            time.sleep(SETTLE)
+            self.stop()
 
     def run(self, seconds: float, origin: int) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -213,6 +223,9 @@ def main() -> None:
             connect(peer.name, pid, peer.port, calm + (storm if is_weir else []))
         for cycle in range(options.cycles):
             for load in loads:
+                for other in loads:
+                    if other is not load:
+                        other.keep_connected()
                 load.run(options.seconds, origin)
             print(f"cycle {cycle + 1} of {options.cycles}", file=sys.stderr)
         rows = report(loads)
