@@ -25,20 +25,11 @@ import threading
 import time
 
 import hpack
+import http2
 
 PATH = "/api/v1/nodes"
 LIMIT = 30  # seconds for anything
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-ACK = END_STREAM = 1
-END_HEADERS = 4
-INITIAL_WINDOW_SIZE = 4
-CANCEL = struct.pack(">L", 8)
-LARGE = 2**30
-
-
-def frame(kind, flags, stream, payload=b""):
-    return struct.pack(">LBL", len(payload) << 8 | kind, flags, stream) + payload
 
 
 class Connection:
@@ -65,9 +56,9 @@ class Connection:
         # The second time everything is in the table, so that all that follow are the same bytes.
         self.head, self.again = encoder.encode(head), encoder.encode(head)
         self.socket.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(SETTINGS, 0, 0, struct.pack(">HL", INITIAL_WINDOW_SIZE, LARGE))
-            + frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", LARGE))
+            http2.PREFACE
+            + http2.frame(http2.SETTINGS, 0, 0, struct.pack(">HL", http2.INITIAL_WINDOW_SIZE, http2.LARGE))
+            + http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">L", http2.LARGE))
         )
 
     def send(self, streams, cancelled=False):
@@ -75,9 +66,9 @@ class Connection:
         frames = []
         self.left = set()
         for _ in range(streams):
-            frames.append(frame(HEADERS, END_HEADERS | END_STREAM, self.next, self.head))
+            frames.append(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, self.next, self.head))
             if cancelled:
-                frames.append(frame(RST_STREAM, 0, self.next, CANCEL))
+                frames.append(http2.frame(http2.RST_STREAM, 0, self.next, http2.CANCEL))
             self.head = self.again
             self.left.add(self.next)
             self.next += 2
@@ -86,12 +77,12 @@ class Connection:
     def cancel(self):
         """Gives up whatever has no answer; how many these are."""
         left, self.left = self.left, set()
-        self.write([frame(RST_STREAM, 0, stream, CANCEL) for stream in left])
+        self.write([http2.frame(http2.RST_STREAM, 0, stream, http2.CANCEL) for stream in left])
         return len(left)
 
     def write(self, frames):
         self.acknowledged = False
-        self.socket.sendall(b"".join(frames) + frame(PING, 0, 0, b"12345678"))
+        self.socket.sendall(b"".join(frames) + http2.frame(http2.PING, 0, 0, b"12345678"))
 
     def read_until(self, left):
         """Until the PING is answered, and no more than `left` streams have no answer."""
@@ -114,13 +105,13 @@ class Connection:
             if len(self.received) < at + 9 + length:
                 break
             at += 9 + length
-            if kind == PING and flags & ACK:
+            if kind == http2.PING and flags & http2.ACK:
                 self.acknowledged = True
-            elif kind == SETTINGS and not flags & ACK:
-                self.socket.sendall(frame(SETTINGS, ACK, 0))
-            elif kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
+            elif kind == http2.SETTINGS and not flags & http2.ACK:
+                self.socket.sendall(http2.frame(http2.SETTINGS, http2.ACK, 0))
+            elif kind == http2.RST_STREAM or (kind in (http2.DATA, http2.HEADERS) and flags & http2.END_STREAM):
                 self.left.discard(stream)
-            elif kind == GOAWAY:
+            elif kind == http2.GOAWAY:
                 raise ConnectionError("told to go")
         self.received = self.received[at:]
 

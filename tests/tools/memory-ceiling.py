@@ -28,6 +28,7 @@ import sys
 import time
 
 import hpack
+import http2
 
 NAMESPACE = "/api/v1/namespaces/default"
 SIZE = 60 * 1024  # of a response
@@ -36,15 +37,7 @@ SOURCE = "127.0.0.2"
 RETRIES = 10
 TICK = 0.05  # seconds between two requests of the other client
 TIMEOUT = 60  # seconds for one response, with the flood on the same core
-DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8
-END_STREAM, END_HEADERS = 1, 4
-INITIAL_WINDOW_SIZE = 4
-LARGE = 2**30
 OBJECT = "memory-ceiling"
-
-
-def frame(kind, flags, stream, payload=b""):
-    return struct.pack(">LBL", len(payload) << 8 | kind, flags, stream) + payload
 
 
 def tokens(folder):
@@ -115,9 +108,9 @@ def connect(address, host, port, context):
     plain.connect((host, port))
     stream = context.wrap_socket(plain, server_hostname=host)
     stream.sendall(
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-        + frame(SETTINGS, 0, 0, struct.pack(">HL", INITIAL_WINDOW_SIZE, LARGE))
-        + frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", LARGE))
+        http2.PREFACE
+        + http2.frame(http2.SETTINGS, 0, 0, struct.pack(">HL", http2.INITIAL_WINDOW_SIZE, http2.LARGE))
+        + http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">L", http2.LARGE))
     )
     return stream
 
@@ -146,7 +139,7 @@ def flood(address, folder, mib, go, responses, rejected):
             ]
             stream.sendall(
                 b"".join(
-                    frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, block) for number, block in enumerate(blocks)
+                    http2.frame(http2.HEADERS, http2.END_STREAM | http2.END_HEADERS, 2 * number + 1, block) for number, block in enumerate(blocks)
                 )
             )
             open_streams.append(stream)
@@ -182,7 +175,7 @@ def count_first(stream, responses, rejected):
                 if not more:
                     return
                 payload += more
-            if kind == HEADERS and flags & END_HEADERS:
+            if kind == http2.HEADERS and flags & http2.END_HEADERS:
                 status = dict(decoder.decode(payload)).get(":status")
                 with responses.get_lock():
                     responses.value += 1

@@ -24,11 +24,10 @@ import asyncio
 import json
 import os
 import ssl
-import struct
 import sys
 import time
 
-import hpack
+import http2
 
 ADDRESS, DIR, WATCHES, PARTS, STOP = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 HOST, PORT = ADDRESS.rsplit(":", 1)
@@ -39,10 +38,6 @@ PAUSE = 0.01  # seconds between two requests of a client
 CLIENTS = 4  # of each kind, but one of those with fresh connections
 UPLOAD_TICK = 0.5  # seconds between two parts of the slow upload
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-ACK = END_STREAM = 1
-END_HEADERS = 4
 
 names = "fresh refused http1 told untold http2 goaways failed ended cut".split()
 counts = dict.fromkeys(names, 0)
@@ -155,64 +150,12 @@ async def http1(stop):
         writer.close()
 
 
-class Http2:
-    """One HTTP/2 connection with one request at a time, to its GOAWAY. Its frames are made by hand: the libraries end a connection
-    with the first GOAWAY, also the stream that is under way."""
-
-    def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
-        self.encoder, self.decoder = hpack.Encoder(), hpack.Decoder()
-        self.stream = -1
-        self.goes_away = False
-        window = struct.pack(">L", 2**30)
-        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(WINDOW_UPDATE, 0, 0, window))
-
-    async def request(self, target):
-        self.stream += 2
-        fields = [(":method", "GET"), (":scheme", "https"), (":authority", "weir"), (":path", target)]
-        block = self.encoder.encode([*fields, ("authorization", f"Bearer {TOKEN}")])
-        self.writer.write(frame(HEADERS, END_HEADERS | END_STREAM, self.stream, block))
-        status = None
-        while True:
-            kind, flags, stream, payload = await self.next_frame()
-            if kind == GOAWAY:
-                last, error = struct.unpack(">LL", payload[:8])
-                self.goes_away = True
-                if error or last < self.stream:
-                    raise OSError(f"GOAWAY {error} up to {last} of {self.stream}")
-            elif kind == RST_STREAM and stream == self.stream:
-                raise OSError(f"the stream was reset: {payload.hex()}")
-            elif kind == HEADERS and stream == self.stream:
-                status = int(dict(self.decoder.decode(payload))[":status"])
-            if kind in (HEADERS, DATA) and stream == self.stream and flags & END_STREAM:
-                return status
-
-    async def next_frame(self):
-        length, kind, flags, stream = struct.unpack(">LBBL", b"\0" + await self.reader.readexactly(9))
-        payload = await self.reader.readexactly(length)
-        if kind in (SETTINGS, PING) and not flags & ACK:
-            self.writer.write(frame(kind, ACK, 0, payload if kind == PING else b""))
-        return kind, flags, stream, payload
-
-    async def close(self):
-        """Reads until weir closes the connection, as a client does that has received GOAWAY."""
-        try:
-            while True:
-                await self.next_frame()
-        except (OSError, EOFError):
-            self.writer.close()
-
-
-def frame(kind, flags, stream, payload=b""):
-    return struct.pack(">LBBL", len(payload), kind, flags, stream)[1:] + payload
-
-
-async def http2(stop):
+async def over_http2(stop):
     while not stop.is_set():
-        connection = Http2(*await connect(HTTP2))
-        while not stop.is_set() and not connection.goes_away:
+        connection = http2.Connection(*await connect(HTTP2), TOKEN)
+        while not stop.is_set() and not connection.ends:
             try:
-                status = await connection.request(NAMESPACE)
+                status = await connection.request("GET", NAMESPACE)
             except (OSError, EOFError) as why:
                 failed(f"a request over HTTP/2: {why!r}")
                 break
@@ -220,7 +163,7 @@ async def http2(stop):
             if status != 200:
                 failed(f"a request over HTTP/2: {status}")
             await asyncio.sleep(PAUSE)
-        if connection.goes_away:
+        if connection.ends:
             counts["goaways"] += 1
             closing.append(asyncio.create_task(connection.close()))
 
@@ -274,7 +217,7 @@ async def main():
     watches = [asyncio.create_task(watch(opened, stop)) for _ in range(WATCHES)]
     for _ in range(WATCHES):
         await asyncio.wait_for(opened.acquire(), 60)
-    clients = [fresh(stop), upload(stop)] + [kind(stop) for kind in (http1, http2) for _ in range(CLIENTS)]
+    clients = [fresh(stop), upload(stop)] + [kind(stop) for kind in (http1, over_http2) for _ in range(CLIENTS)]
     clients = [asyncio.create_task(client) for client in clients]
     print("watching", flush=True)
     while not os.path.exists(STOP):

@@ -19,12 +19,14 @@ WebSocket), requests that he aborts and responses that he reads slowly, and coun
 import asyncio
 import base64
 import collections
+import contextlib
 import json
 import os
 import random
 import ssl
-import struct
 import sys
+
+import http2
 
 NAMESPACE = "/api/v1/namespaces/default"
 CONFIGMAPS = f"{NAMESPACE}/configmaps"
@@ -34,14 +36,6 @@ WATCHES = 20
 TUNNELS = 4
 PATIENCE = 90  # seconds for an answer, longer than any limit of weir
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-ACK = END_STREAM = 1
-END_HEADERS = 4
-
-
-def frame(kind, flags, stream, payload=b""):
-    return struct.pack(">LBBL", len(payload), kind, flags, stream)[1:] + payload
 
 
 class Http1:
@@ -86,69 +80,23 @@ class Http1:
         self.writer.close()
 
 
-class Http2:
-    """A connection with one request at a time, to its GOAWAY. Its frames are made by hand: the libraries end a connection with the
-    first GOAWAY, also the stream that is under way."""
+class Http2(http2.Connection):
+    """A connection with one request at a time, to its GOAWAY."""
 
     protocol = "h2"
 
-    def __init__(self, reader, writer, token):
-        import hpack
-
-        self.reader, self.writer, self.token = reader, writer, token
-        self.encoder, self.decoder = hpack.Encoder(), hpack.Decoder()
-        self.stream, self.received = -1, 0
-        self.ends = False
-        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", 1 << 30)))
-
     async def request(self, method, target, body=b""):
-        self.stream += 2
-        fields = [(":method", method), (":scheme", "https"), (":authority", "weir"), (":path", target)]
-        fields += [("authorization", f"Bearer {self.token}")] + [("content-type", "application/json")] * bool(body)
-        block = self.encoder.encode(fields)
-        self.writer.write(frame(HEADERS, END_HEADERS | (0 if body else END_STREAM), self.stream, block))
-        if body:
-            self.writer.write(frame(DATA, END_STREAM, self.stream, body))
-        status = None
         try:
-            while True:
-                kind, flags, stream, payload = await self.next_frame()
-                if kind == GOAWAY:
-                    last, error = struct.unpack(">LL", payload[:8])
-                    self.ends = True
-                    if error or last < self.stream:
-                        raise OSError(f"GOAWAY {error} up to {last} of {self.stream}")
-                elif kind == RST_STREAM and stream == self.stream:
-                    raise OSError(f"the stream was reset: {payload.hex()}")
-                elif kind == HEADERS and stream == self.stream:
-                    status = int(dict(self.decoder.decode(payload)).get(":status", status))
-                if kind in (HEADERS, DATA) and stream == self.stream and flags & END_STREAM:
-                    return status
+            return await super().request(method, target, body)
         except (OSError, EOFError):
             self.ends = True
-            if status is None:
+            if self.status is None:
                 raise
-            return status
-
-    async def next_frame(self):
-        length, kind, flags, stream = struct.unpack(">LBBL", b"\0" + await self.reader.readexactly(9))
-        payload = await self.reader.readexactly(length)
-        if kind in (SETTINGS, PING) and not flags & ACK:
-            self.writer.write(frame(kind, ACK, 0, payload if kind == PING else b""))
-        if kind == DATA:
-            self.received += length
-            if self.received > 1 << 20:
-                self.writer.write(frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", self.received)))
-                self.received = 0
-        return kind, flags, stream, payload
+            return self.status  # the answer was cut off; it is counted
 
     async def close(self):
-        """Reads until weir closes the connection, as a client does that has received GOAWAY."""
-        try:
-            while self.ends:
-                await asyncio.wait_for(self.next_frame(), PATIENCE)
-        except (OSError, EOFError, TimeoutError):
-            pass
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(super().close(), PATIENCE if self.ends else 0)
         self.writer.close()
 
 
