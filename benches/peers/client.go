@@ -3,6 +3,7 @@
 //	client handshakes -url URL -seconds N -clients N [-resume]
 //	client idle       -url URL -count N [-http2] [-watch]   until its input ends; prints a line when all are open
 //	client fanout     -url URL -count N [-http2] -trigger URL -events N
+//	client come-back  -url URL -count N [-http2] -trigger URL -users N   for a line of its input: an event, the state
 package main
 
 import (
@@ -13,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math/rand"
 	"net/http"
 	"os"
 	"sync"
@@ -29,11 +31,9 @@ var (
 	seconds  = flag.Float64("seconds", 2, "how long")
 	resume   = flag.Bool("resume", false, "resume TLS sessions")
 	useHTTP2 = flag.Bool("http2", false, "speak HTTP/2")
+	users    = flag.Int("users", 20, "users, so that no bound for one user is measured; see peers.py")
 	watch    = flag.Bool("watch", false, "open watches, not connections without a request")
 )
-
-// The users, so that no bound for one user is measured; see peers.py.
-const users = 20
 
 func transport(cache tls.ClientSessionCache, keepAlive bool) *http.Transport {
 	t := &http.Transport{
@@ -56,7 +56,7 @@ func get(client *http.Client, url string, user int) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	request.Header.Set("Authorization", fmt.Sprintf("Bearer benchmark-%d", user%users))
+	request.Header.Set("Authorization", fmt.Sprintf("Bearer benchmark-%d", user%*users))
 	response, err := client.Do(request)
 	if err == nil && response.StatusCode != 200 {
 		body, _ := io.ReadAll(io.LimitReader(response.Body, 500))
@@ -179,17 +179,84 @@ func fanout() any {
 	return map[string]any{"first_ms": first, "median_ms": median, "last_ms": last}
 }
 
+// The pauses of client-go's reflectors.
+const (
+	leastPause = 800 * time.Millisecond
+	mostPause  = 30 * time.Second
+)
+
+// comeBack keeps `count` watches open: one that ends, or is rejected, comes back as client-go's reflectors do. For each
+// line of its input it sends an event, if the line says so, and prints the state.
+func comeBack() any {
+	*watch = true
+	received := make(chan time.Time, *count)
+	var open atomic.Int64
+	limit := make(chan struct{}, 64) // handshakes at a time
+	for user := 0; user < *users; user++ {
+		client := &http.Client{Transport: transport(nil, true)}
+		for w := 0; w < *count / *users; w++ {
+			go func(user int) {
+				pause := leastPause
+				for {
+					limit <- struct{}{}
+					response, err := get(client, *address, user)
+					<-limit
+					if err == nil {
+						lines := bufio.NewReaderSize(response.Body, 512)
+						for first := true; ; first = false {
+							if _, err := lines.ReadString('\n'); err != nil {
+								if !first {
+									open.Add(-1)
+									pause = leastPause
+								}
+								break
+							}
+							if first {
+								open.Add(1)
+								continue
+							}
+							received <- time.Now()
+						}
+						response.Body.Close()
+					}
+					time.Sleep(pause + time.Duration(rand.Int63n(int64(pause))))
+					if pause *= 2; pause > mostPause {
+						pause = mostPause
+					}
+				}
+			}(user)
+		}
+	}
+	own := &http.Client{Transport: transport(nil, true)}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		state := map[string]any{"open": open.Load()}
+		if lines.Text() == "event" {
+			began := time.Now()
+			response, err := own.Post(*trigger, "text/plain", nil)
+			if err != nil {
+				log.Fatal(err)
+			}
+			response.Body.Close()
+			for n := 0; n < *count; n++ {
+				state["last_ms"] = (<-received).Sub(began).Milliseconds()
+			}
+		}
+		json.NewEncoder(os.Stdout).Encode(state)
+	}
+	return nil
+}
+
 func main() {
 	if len(os.Args) < 2 {
-		log.Fatal("client handshakes|idle|fanout FLAG...")
+		log.Fatal("client handshakes|idle|fanout|come-back FLAG...")
 	}
 	if err := flag.CommandLine.Parse(os.Args[2:]); err != nil {
 		log.Fatal(err)
 	}
-	kinds := map[string]func() any{"handshakes": handshakes, "idle": idle, "fanout": fanout}
+	kinds := map[string]func() any{"handshakes": handshakes, "idle": idle, "fanout": fanout, "come-back": comeBack}
 	kind, known := kinds[os.Args[1]]
 	if !known {
-		log.Fatalf("%s: handshakes, idle or fanout", os.Args[1])
+		log.Fatalf("%s: handshakes, idle, fanout or come-back", os.Args[1])
 	}
 	json.NewEncoder(os.Stdout).Encode(kind())
 }

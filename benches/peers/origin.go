@@ -5,6 +5,7 @@
 //	GET /api/v1/.../pods     370 KB of JSON, after burning -list-cpu of CPU time
 //	GET /api/v1/...?watch=1  an event at once, then one for each POST /event
 //	POST /event              sends an event to all watches; answers with how many there are
+//	GET /watches             how many watches are open, and how many were started
 //	GET /count               how many answers of /api/ there were so far
 //
 // With -filters it does what kube-apiserver's filter chain does around an answer: the handler runs in a
@@ -58,7 +59,8 @@ func burn(amount time.Duration) {
 // The watches, each with a channel of events.
 type watches struct {
 	sync.Mutex
-	all map[chan []byte]struct{}
+	all     map[chan []byte]struct{}
+	started int
 }
 
 func (w *watches) add() chan []byte {
@@ -66,6 +68,7 @@ func (w *watches) add() chan []byte {
 	w.Lock()
 	defer w.Unlock()
 	w.all[events] = struct{}{}
+	w.started++
 	return events
 }
 
@@ -198,6 +201,11 @@ func main() {
 
 	http.HandleFunc("/event", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(w, open.send(event))
+	})
+	http.HandleFunc("/watches", func(w http.ResponseWriter, r *http.Request) {
+		open.Lock()
+		defer open.Unlock()
+		fmt.Fprint(w, len(open.all), open.started)
 	})
 	http.HandleFunc("/count", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, answered.Load())
