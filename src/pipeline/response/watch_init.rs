@@ -28,6 +28,10 @@ const INCOMPLETE_EVENT_SILENCE: Duration = Duration::from_millis(100);
 const MIN_SILENCE: Duration = Duration::from_micros(500);
 const MAX_SILENCE: Duration = Duration::from_millis(5);
 
+/// The runtime's timers end up to a millisecond late, half of one on average: a silence of half a
+/// millisecond would take three times as long.
+const TIMER_LATENESS: Duration = Duration::from_micros(500);
+
 /// An event in Go's write buffer (`http2responseWriter`, 4 KiB; HTTP/1.1: 2 KiB) is sent only if
 /// the server flushes it, which it does when no further event is queued (`WatchServer.HandleHTTP`).
 /// A larger event passes the buffer by.
@@ -226,9 +230,9 @@ impl WatchInitialization {
             }
             Some(_) | None => length,
         };
-        let timer = self
-            .timer
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(silence)));
+        let timer = self.timer.get_or_insert_with(|| {
+            Box::pin(tokio::time::sleep(silence.saturating_sub(TIMER_LATENESS)))
+        });
         timer.as_mut().poll(cx).is_ready()
     }
 

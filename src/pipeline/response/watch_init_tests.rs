@@ -188,6 +188,19 @@ async fn a_silent_watch_releases_its_seats_after_as_long_as_its_head_took() {
     assert!(releases_after(&mut watch, HEAD_TOOK).await);
 }
 
+/// The runtime's timers count whole milliseconds.
+#[tokio::test(start_paused = true)]
+async fn a_silence_of_about_a_millisecond_does_not_take_two() {
+    let target = format!("{PODS}?watch=true");
+    let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+    let took = Duration::from_micros(1200);
+    let watch = WatchInitialization::start(&info, &Response::new(()), None, took, true);
+    let mut watch = watch.unwrap();
+    assert!(!releases(&mut watch));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert!(releases(&mut watch));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_watch_list_keeps_its_seats_until_its_bookmark() {
     let mut watch = start(PODS, WATCH_LIST, JSON).unwrap();
