@@ -38,7 +38,6 @@ use weir_base::generational_map::GenerationalMap;
 use weir_base::metrics::Registry;
 use weir_kubernetes::api::UserInfo;
 use weir_tokens::hash::{TokenHash, TokenHasher};
-use weir_tokens::jwt::MAX_TOKEN_BYTES;
 
 /// How long the result of a `TokenReview` is used, good or bad
 /// (`DelegatingAuthenticationOptions.CacheTTL`).
@@ -53,6 +52,10 @@ const REVIEWS_PER_SECOND: u32 = 20;
 /// The most tokens in a generation of the cache, and the most bytes of their users.
 const MAX_TOKENS: usize = 1024;
 const MAX_USER_BYTES: usize = 1 << 20;
+
+/// The longest token that is reviewed, in bytes: ten times that of a service account. Tokens that
+/// wait for their review are kept.
+const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 /// The longest path that is reviewed, in bytes: many times that of a page.
 const MAX_PATH_BYTES: usize = 1024;

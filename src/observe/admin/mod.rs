@@ -195,6 +195,7 @@ impl AdminServer {
         let mut connections = AdminConnections::default();
         let mut handshakes = tokio::time::interval(HANDSHAKE_INTERVAL);
         handshakes.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let handshakes = Arc::new(tokio::sync::Mutex::new(handshakes));
         let log = LogLimiter::default();
         for connection_id in 0_u64.. {
             let accepted = tokio::select! {
@@ -213,17 +214,19 @@ impl AdminServer {
             };
             limit_socket_buffers(&tcp);
             let tls = self.access.load().tls.clone();
-            if tls.is_some() {
-                handshakes.tick().await;
-            }
+            let handshakes = Arc::clone(&handshakes);
             let source = ClientSource {
                 address: peer.ip(),
                 connection_id,
             };
             let admin = Arc::clone(&self);
-            connections.spawn(|requests| async move {
+            connections.spawn(peer.ip(), |requests| async move {
                 match tls {
-                    Some(tls) => admin.serve_tls(tcp, tls, source, is_local, requests).await,
+                    Some(tls) => {
+                        // Those that wait for it are no more than connections may be open.
+                        handshakes.lock().await.tick().await;
+                        admin.serve_tls(tcp, tls, source, is_local, requests).await;
+                    }
                     None => {
                         let client = AdminClient {
                             source,
