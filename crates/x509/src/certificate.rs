@@ -256,16 +256,23 @@ fn parse_extensions(tbs: &mut Der<'_>, version: u8) -> Result<Extensions, ParseE
         let kind = extension.object_identifier().ok_or(ERROR)?;
         let is_critical = extension.is_next(BOOLEAN) && extension.boolean().ok_or(ERROR)?;
         let value = extension.read(OCTET_STRING).ok_or(ERROR)?;
-        if seen.contains(&kind) {
-            return Err(ParseError("extensions: one is there twice"));
-        }
         seen.push(kind);
         let is_known = parsed
             .add(kind, value.bytes(), is_critical)
             .map_err(ParseError)?;
         parsed.has_unknown_critical |= is_critical && !is_known;
     }
-    Ok(parsed)
+    match repeats(seen) {
+        true => Err(ParseError("extensions: one is there twice")),
+        false => Ok(parsed),
+    }
+}
+
+/// Whether one of these is there twice. A certificate of 64 KiB has room for ten thousand.
+fn repeats(mut all: Vec<&[u8]>) -> bool {
+    all.sort_unstable();
+    all.windows(2)
+        .any(|pair| matches!(pair, [one, next] if one == next))
 }
 
 impl Extensions {
@@ -412,12 +419,12 @@ fn check_policies(der: &mut Der<'_>) -> Option<()> {
     let mut seen = Vec::new();
     while !policies.is_empty() {
         let policy = policies.read(SEQUENCE)?.read(OBJECT_IDENTIFIER)?.bytes();
-        if seen.contains(&policy) || !is_object_identifier(policy) {
+        if !is_object_identifier(policy) {
             return None;
         }
         seen.push(policy);
     }
-    Some(())
+    (!repeats(seen)).then_some(())
 }
 
 fn maps_any_policy(der: &mut Der<'_>) -> Option<bool> {
@@ -456,4 +463,15 @@ fn parse_purposes(der: &mut Der<'_>) -> Option<Vec<Vec<u8>>> {
         parsed.push(purposes.object_identifier()?.to_owned());
     }
     Some(parsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repetition_is_found_wherever_it_stands() {
+        assert!(!repeats(vec![]) && !repeats(vec![&[1], &[1, 2], &[2]]));
+        assert!(repeats(vec![&[2], &[1], &[3], &[2]]));
+    }
 }
