@@ -276,6 +276,7 @@ eval document.querySelector('#t-talkers tbody button:not([hidden])').click()
 eval [document.getElementById('command').hidden, document.getElementById('command-limit').textContent, document.getElementById('command-block').textContent]
 eval document.getElementById('copy-limit').click()
 until $LIMIT document.getElementById('copy-limit').textContent !== 'Copy'
+eval showCommand(targetOf('userAgent', "x'; id; '" + String.fromCharCode(92) + 'b'), 'x') || document.getElementById('command-limit').textContent
 run '$WEIR' ctl --control-socket '$SOCKET' limit --user=alice --qps=10 --for=10m --reason 'lists in a loop'
 until $LIMIT document.getElementById('levers').textContent.includes('lists in a loop')
 $(headline "text.startsWith('Only levers reject: ')")
@@ -348,6 +349,7 @@ said '... and shows the commands' \
     '\[false, "weir ctl limit --user=alice --qps=10 --for=10m", "weir ctl block --user=alice --for=10m"\]'
 said 'one is copied' null
 said '... or selected' "$done_in"
+said 'what a client calls itself is one word of a shell' '"weir ctl limit .--user-agent=x.\\\\..; id; .\\\\..\\\\b. --qps=10 --for=10m"'
 said 'an operator runs it' true
 said 'a lever: it has a banner with its reason' "$done_in"
 said '... what it rejects is no trouble' "$done_in"

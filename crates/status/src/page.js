@@ -243,7 +243,8 @@ function targetOf(by, name) {
 function showCommand(target, who) {
   $("command").hidden = false;
   put($("command-for"), who);
-  put($("command-limit"), "weir ctl limit" + target + " --qps=10 --for=10m"); put($("command-block"), "weir ctl block" + target + " --for=10m");
+  // As they are: a shell reads them, and `targetOf` names nobody by characters that need to be escaped.
+  $("command-limit").textContent = "weir ctl limit" + target + " --qps=10 --for=10m"; $("command-block").textContent = "weir ctl block" + target + " --for=10m";
   for (const which of ["limit", "block"]) put($("copy-" + which), "Copy");
   $("command").scrollIntoView({ block: "nearest" });
 }

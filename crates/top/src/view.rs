@@ -16,6 +16,7 @@ use crate::panels::{highlight_sorted, right_aligned};
 use crate::view_model::{LevelRow, ViewModel};
 use crate::view_options::{LevelSort, ScrollOffsets};
 use crate::{format, panels, view_options};
+use weir_kubernetes::encoding::printable::escape_message;
 use weir_kubernetes::numeric::saturating_u16;
 use weir_status::alarms::AlarmSeverity;
 use weir_status::snapshot::{AdmissionMode, HeadlineSeverity, StatusSnapshot};
@@ -541,6 +542,12 @@ fn quote(argument: &str) -> Cow<'_, str> {
     }
 }
 
+/// The arguments as a shell takes them. What cannot be shown is escaped, and then is another name.
+fn command_line(arguments: &[String]) -> String {
+    let quoted: Vec<_> = arguments.iter().map(|one| quote(one)).collect();
+    escape_message(&quoted.join(" ")).into_owned()
+}
+
 /// Lines of a dialog that are not choices.
 const DIALOG_LINES: u16 = 6;
 
@@ -575,11 +582,8 @@ fn draw_dialog(frame: &mut Frame<'_>, area: Rect, dialog: &LeverDialog) {
             }));
         }
     }
-    let arguments = dialog.arguments();
-    let quoted: Vec<_> = arguments.iter().map(|one| quote(one)).collect();
-    let command = quoted.join(" ");
     lines.push(Line::from(""));
-    lines.push(Line::from(format!(" weir ctl {}", sanitize(&command))).bold());
+    lines.push(Line::from(format!(" weir ctl {}", command_line(&dialog.arguments()))).bold());
     lines.push(Line::from(format!(" {keys}")).dim());
     let height = saturating_u16(lines.len() + 2).min(area.height);
     let area = area.centered(Constraint::Length(100), Constraint::Length(height));

@@ -468,6 +468,16 @@ fn levers_in_force_are_lines_of_the_header() {
 }
 
 #[test]
+fn a_name_is_one_word_of_a_shell() {
+    let arguments = [
+        r"--user-agent=x'; id; '\b".to_owned(),
+        "--qps=10".to_owned(),
+    ];
+    let expected = r"'--user-agent=x'\''; id; '\''\b' --qps=10";
+    assert_eq!(command_line(&arguments), expected);
+}
+
+#[test]
 fn a_dialog_shows_the_command_that_blocks_the_chosen_talker() {
     let mut model = model(3);
     press(&mut model, 'x');
