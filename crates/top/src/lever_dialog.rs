@@ -154,8 +154,12 @@ impl LeverDialog {
     }
 }
 
-/// The arguments of `weir ctl` that select a talker. `None` if levers cannot name it.
+/// The arguments of `weir ctl` that select a talker. `None` if levers cannot name it: at the end of a
+/// name `*` would mean many, and names in angle brackets are of clients without one.
 fn target_arguments(by: Dimension, name: &str) -> Option<Vec<String>> {
+    if name.ends_with('*') || matches!(name, "" | "<none>" | "<unknown>") {
+        return None;
+    }
     let flag = |flag: &str, value: &str| vec![format!("--{flag}={value}")];
     Some(match by {
         Dimension::Flow | Dimension::Tag => return None,
@@ -187,6 +191,8 @@ mod tests {
                 Some("--verb=list --resource=deployments.apps"),
             ),
             (Dimension::Flow, "global-default/alice", None),
+            (Dimension::UserAgent, "kube*", None),
+            (Dimension::UserAgent, "<none>", None),
         ] {
             assert_eq!(arguments(by, name).as_deref(), expected, "{name}");
         }
