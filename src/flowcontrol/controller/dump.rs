@@ -5,7 +5,7 @@
 //! little later than another. Control characters, which a path may contain, are escaped, so that a
 //! client cannot inject lines.
 
-use std::fmt::Write as _;
+use std::iter::repeat_n;
 use std::time::{Instant, SystemTime};
 
 use jiff::Timestamp;
@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use super::apf_controller::Controller;
 use crate::flowcontrol::level::{DetailColumn, DumpedRequest};
 use weir_base::clock::Clock;
+use weir_kubernetes::encoding::client_text::header_to_text;
 use weir_kubernetes::encoding::printable;
 use weir_kubernetes::request_info::go_duration;
 
@@ -82,6 +83,9 @@ const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
 /// The least width of a column.
 const MIN_WIDTH: usize = 8;
+
+/// The most bytes of a client's text in a cell. All rows are as wide as the widest.
+const MAX_CELL_BYTES: usize = 1024;
 
 /// One instant on the monotonic clock and on the wall clock.
 #[derive(Clone, Copy)]
@@ -212,7 +216,10 @@ fn format_table<'c>(
             continue;
         };
         for (cell, width) in cells.iter().zip(&widths) {
-            let _ = write!(text, "{:width$}", format!("{cell},")); // writing to a string never fails
+            text.push_str(cell);
+            text.push(',');
+            // By hand: a width of more than 65,535 cannot be formatted.
+            text.extend(repeat_n(' ', width - cell.chars().count() - 1));
         }
         text.push_str(last);
         text.push('\n');
@@ -220,9 +227,13 @@ fn format_table<'c>(
     text
 }
 
-/// Bytes as text on one line.
+/// Bytes as text on one line, cut off at [`MAX_CELL_BYTES`].
 fn escape(bytes: &[u8]) -> String {
-    printable::escape(&String::from_utf8_lossy(bytes)).into_owned()
+    let mut text = printable::escape(&header_to_text(bytes, MAX_CELL_BYTES)).into_owned();
+    if bytes.len() > MAX_CELL_BYTES {
+        text.push('…');
+    }
+    text
 }
 
 #[cfg(test)]
@@ -251,6 +262,16 @@ global-default,    global-default, 10,         0,                   loader,     
     #[test]
     fn a_client_cannot_inject_lines() {
         assert_eq!(escape(b"/a\nb\tc\xff\xc3\xa9"), "/a\\nb\\tc\u{fffd}é");
+        assert_eq!(escape(&[b'a'; 60_000]), "a".repeat(MAX_CELL_BYTES) + "…");
+    }
+
+    #[test]
+    fn a_row_may_be_wider_than_can_be_formatted() {
+        let (long, rows) = ("x".repeat(70_000), |cell: &str| {
+            vec![cell.to_owned(), "b".to_owned()]
+        });
+        let table = format_table(["A", "B"].iter(), vec![rows(&long)]);
+        assert!(table.ends_with(&format!("\n{long}, b\n")));
     }
 
     #[tokio::test(start_paused = true)]
