@@ -25,6 +25,7 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 
 use crate::identity::request_header::IdentityHeaders;
+use crate::pipeline::connection::head_budget::head_memory;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::body_drain::RequestBodyState;
@@ -316,7 +317,8 @@ async fn read_prefix(
                 }
             }
             Err(other) => {
-                trailers = read_trailers(other, identity_headers)?;
+                let body = parts.capacity();
+                trailers = read_trailers(other, identity_headers, body, &mut reservation)?;
                 ended = incoming.is_end_stream();
             }
         }
@@ -357,12 +359,21 @@ async fn next_frame(
     frame.transpose().map_err(|why| client_body_error(&why))
 }
 
+/// The trailers that go on. Their memory counts as that of the body, which takes `body` bytes.
 fn read_trailers(
     frame: Frame<Bytes>,
     identity_headers: &IdentityHeaders,
+    body: usize,
+    reservation: &mut MemoryReservation,
 ) -> Result<Option<HeaderMap>, BodyReadError> {
     let trailers = frame.into_trailers().unwrap_or_default(); // there is no other kind
-    headers::request_trailers(trailers, identity_headers).map_err(|_| BodyReadError::Malformed)
+    let trailers = headers::request_trailers(trailers, identity_headers)
+        .map_err(|_| BodyReadError::Malformed)?;
+    let memory = trailers.as_ref().map_or(0, head_memory);
+    match reservation.try_grow_to(body.saturating_add(memory)) {
+        true => Ok(trailers),
+        false => Err(BodyReadError::BudgetExhausted),
+    }
 }
 
 /// Reads a body to its end. Cancel safety: what was read is lost.
@@ -391,7 +402,10 @@ async fn read_to_end(
                 reserve_capacity(&mut parts, data.len(), &mut reservation)?;
                 parts.extend_from_slice(&data);
             }
-            Err(other) => trailers = read_trailers(other, identity_headers)?,
+            Err(other) => {
+                let body = parts.capacity();
+                trailers = read_trailers(other, identity_headers, body, &mut reservation)?;
+            }
         }
     }
     Ok(BufferedBody::new(Bytes::from(parts), trailers, reservation))
@@ -449,6 +463,24 @@ mod tests {
         );
         drop(reserved);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn trailers_count_as_memory_of_their_body() {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-sum", "1".parse().unwrap());
+        let all = 100 + head_memory(&trailers);
+        for (budget, expected) in [
+            (all, Ok(Some(trailers.clone()))),
+            (all - 1, Err(BodyReadError::BudgetExhausted)),
+        ] {
+            let budget = MemoryBudget::new(budget);
+            let mut reserved = budget.reserve();
+            let frame = Frame::trailers(trailers.clone());
+            let read = read_trailers(frame, &IdentityHeaders::default(), 100, &mut reserved);
+            assert_eq!(read, expected);
+            assert_eq!(budget.used(), if expected.is_ok() { all } else { 0 });
+        }
     }
 
     #[test]
