@@ -27,6 +27,10 @@ run *FLAGS='--dir target/playground':
 fuzz TARGET='all' SECONDS='60':
     fuzz/run {{ TARGET }} {{ SECONDS }}
 
+# All orders of the steps of a few threads, for the code that crates/base/src/sync names (loom).
+models *FILTER='loom_tests':
+    RUSTFLAGS='--cfg weir_loom' cargo test --locked --target-dir target/loom --lib -p weir-base -p weir-limits -p weir {{ FILTER }}
+
 # One benchmark of benches/ by the profile `release`, or one case of it.
 bench NAME='admission' *FILTER:
     cargo bench --locked --bench {{ NAME }} -- {{ FILTER }}

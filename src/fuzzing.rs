@@ -2,8 +2,11 @@
 //! lets them be chosen by coverage; here they are run over `fuzz/seeds` and what becomes of these by
 //! random changes.
 
+mod two_users;
+
 use std::cell::RefCell;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -15,6 +18,7 @@ use crate::upstream::headers::request_trailers;
 use weir_agreement::lease::{parse_lease, parse_list};
 use weir_agreement::message::ReplicaMessage;
 use weir_audit::policy::AuditPolicy;
+use weir_base::clock::Clock;
 use weir_cel::{Condition, ConditionInput};
 use weir_flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
 use weir_io::frame_scanner::FrameScanner;
@@ -26,6 +30,10 @@ use weir_kubernetes::document::{Diagnostics, parse_all};
 use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::rate::events::body::EventEncoding;
 use weir_limits::rate::{clients, events, policies};
+use weir_limits::shared_limits::bucket::{CALL_INTERVAL, RefillStep, SharedBucket, SharedRate};
+use weir_limits::shared_limits::replica_count::ReplicaCount;
+use weir_limits::shared_limits::script::parse_answer;
+use weir_limits::throttling::token_bucket::Rate;
 use weir_status::replica_snapshot::ReplicaSnapshot;
 use weir_tokens::bearer::bearer_credential;
 use weir_tokens::jwt::{Jwt, KeySet, authentication_config};
@@ -41,6 +49,8 @@ pub const TARGETS: &[Target] = &[
     ("event-body", event_body),
     ("http1-connection", http1_connection),
     ("http2-frames", http2_frames),
+    ("two-users", two_users::run),
+    ("redis-reply", redis_reply),
     ("proxy-header", proxy_header),
     ("certificate", certificate),
     ("jwt", jwt),
@@ -115,6 +125,46 @@ fn http2_frames(bytes: &[u8]) {
         divided.feed(part);
     }
     assert_eq!(counts(&whole), counts(&divided));
+}
+
+/// What a server of shared limits answers, reply by reply: a number of replicas, or the answer to a
+/// call. Whatever it says, each answer lets its slice and one local share pass, and once nothing more
+/// is said, requests pass again.
+fn redis_reply(mut bytes: &[u8]) {
+    let mut now = Clock.now();
+    let mut replicas = ReplicaCount::new(2);
+    let rate = SharedRate {
+        total: Rate::from_share(10.0, 5.0),
+        reserve: 0.2,
+        replicas: 2,
+    };
+    let local = rate.local();
+    let mut bucket = SharedBucket::new(&rate, now);
+    let (mut granted, mut most) = (0.0, local.burst());
+    let mut parser = redis::Parser::new();
+    while let Ok(reply) = parser.parse_value(&mut bytes) {
+        now += CALL_INTERVAL;
+        most += local.per_second() * CALL_INTERVAL.as_secs_f64();
+        if let Ok(counted) = redis::from_redis_value_ref(&reply) {
+            assert!(replicas.record(counted, now) >= 1);
+        }
+        if let RefillStep::Call(call) = bucket.step(&rate, now)
+            && let Ok(texts) = redis::from_redis_value(reply)
+            && let Some(answer) = parse_answer(&texts)
+        {
+            let answer = answer.within(&rate.total, &call);
+            most += answer.granted + local.burst();
+            bucket.apply(&rate, answer, now);
+        }
+        for urgent in [false, true, false, true, false, true] {
+            let reserved = bucket.reserve(&rate, urgent, now, Duration::ZERO);
+            granted += f64::from(u8::from(reserved.is_ok()));
+        }
+        assert!(granted <= most, "{granted} of {most}");
+    }
+    let later = now + Duration::from_secs(120);
+    let reserved = bucket.reserve(&rate, true, later, Duration::ZERO);
+    assert_eq!(reserved, Ok(Duration::ZERO));
 }
 
 fn proxy_header(bytes: &[u8]) {
@@ -330,6 +380,9 @@ mod tests {
     /// For each seed.
     const CHANGED: usize = 200;
 
+    /// For each seed of whole requests, which wait for what clients that leave had under way.
+    const CHANGED_REQUESTS: usize = 8;
+
     /// Changes some bytes, at places that are likely to matter.
     fn changed(random: &mut Rng, seed: &[u8]) -> Vec<u8> {
         let mut bytes = seed.to_vec();
@@ -364,7 +417,11 @@ mod tests {
             for file in std::fs::read_dir(folder).unwrap() {
                 let bytes = std::fs::read(file.unwrap().path()).unwrap();
                 target(&bytes);
-                for _ in 0..CHANGED {
+                let changes = match *name {
+                    "two-users" => CHANGED_REQUESTS,
+                    _ => CHANGED,
+                };
+                for _ in 0..changes {
                     let bytes = changed(&mut random, &bytes);
                     println!("{name}: {}", bytes.escape_ascii());
                     target(&bytes);

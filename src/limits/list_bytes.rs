@@ -12,13 +12,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use clap::Args;
-use parking_lot::Mutex;
 use prometheus::{Histogram, IntGauge};
-use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use crate::flag_values::{MEBIBYTE, parse_bytes};
@@ -28,6 +25,8 @@ use weir_base::clock::Clock;
 use weir_base::generational_map::GenerationalMap;
 use weir_base::hash_keys::{HashKey, HashSecret};
 use weir_base::metrics::Registry;
+use weir_base::sync::atomic::{AtomicBool, Ordering};
+use weir_base::sync::{Mutex, oneshot};
 use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
 use weir_kubernetes::request_info::RequestInfo;
 use weir_limits::list_bytes::{ListQueue, Place};
@@ -589,5 +588,47 @@ mod tests {
         lists.set_budget(None);
         assert!(!lists.is_limited() && lists.metrics.budget.get() == 0);
         drop(first);
+    }
+
+    #[cfg(weir_loom)]
+    mod loom_tests {
+        use super::*;
+        use weir_base::sync::atomic::AtomicU64;
+        use weir_base::sync::{block_on, model, thread};
+
+        #[test]
+        fn each_list_has_its_turn_alone_where_the_budget_holds_one() {
+            model(|| {
+                let lists = limited(100);
+                let done = Arc::new(AtomicU64::new(0));
+                let list = |user: &'static str, leaves: bool| {
+                    let (lists, done) = (Arc::clone(&lists), Arc::clone(&done));
+                    move || {
+                        let info = RequestInfo::parse("GET", PODS.as_bytes()).unwrap();
+                        let deadline = Clock.now() + Duration::from_secs(3600);
+                        let user = SlotHolder::User(user.to_owned());
+                        let begun = lists.begin(user, &info, 60, deadline);
+                        if leaves {
+                            drop(begun.now_or_never());
+                            return;
+                        }
+                        let list = block_on(begun).unwrap().unwrap();
+                        // Two steps: another list at the same time loses one.
+                        let before = done.load(Ordering::Relaxed);
+                        done.store(before + 1, Ordering::Relaxed);
+                        drop(list);
+                    }
+                };
+                let others = [("ann", false), ("bob", true)];
+                let others = others.map(|(user, leaves)| thread::spawn(list(user, leaves)));
+                list("ann", false)();
+                for other in others {
+                    other.join().unwrap();
+                }
+                assert_eq!(done.load(Ordering::Relaxed), 2);
+                let state = lists.state.lock();
+                assert_eq!((state.queue.in_flight(), state.queue.waiting()), (0, 0));
+            });
+        }
     }
 }

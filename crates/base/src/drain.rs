@@ -6,11 +6,12 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
+use crate::sync::Notify;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use weir_kubernetes::numeric::saturating_u32;
 
 /// The minimum rate at which watches end, per second (`server/genericapiserver.go`: 200/s, or more
@@ -369,5 +370,25 @@ mod tests {
         assert!(drain.requests_done().now_or_never().is_none());
         drop(two);
         drain.requests_done().await;
+    }
+}
+
+#[cfg(all(test, weir_loom))]
+mod loom_tests {
+    use super::*;
+    use crate::sync::{block_on, model, thread};
+
+    #[test]
+    fn the_end_of_the_last_request_is_never_missed() {
+        model(|| {
+            let drain = Drain::new();
+            let requests = [drain.track_request(), drain.track_request()];
+            let ends = requests.map(|request| thread::spawn(move || drop(request)));
+            block_on(drain.requests_done());
+            assert_eq!(drain.open_requests(), 0);
+            for end in ends {
+                end.join().unwrap();
+            }
+        });
     }
 }

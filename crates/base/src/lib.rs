@@ -18,4 +18,5 @@ pub mod metrics;
 pub mod process_metrics;
 pub mod samples;
 pub mod source_network;
+pub mod sync;
 pub mod timing_ratio;

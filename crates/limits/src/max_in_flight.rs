@@ -7,7 +7,6 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use prometheus::IntGaugeVec;
 
@@ -15,6 +14,7 @@ use crate::admission_attributes::AdmissionAttributes;
 use crate::in_flight::{InFlightMetrics, UtilizationLimits};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
+use weir_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use weir_kubernetes::api::user::GROUP_MASTERS;
 use weir_kubernetes::request_info::RequestKind;
 
@@ -471,5 +471,38 @@ mod tests {
                 .render()
                 .contains("weir_requests_inflight_limit{request_kind=\"readOnly\"} 1")
         );
+    }
+
+    #[cfg(weir_loom)]
+    mod loom_tests {
+        use super::*;
+        use weir_base::sync::{model, thread};
+
+        #[test]
+        fn a_slot_has_one_holder_at_a_time_and_the_next_sees_what_it_did() {
+            model(|| {
+                let limiter = Arc::new(limiter(1, 1).0);
+                let done = Arc::new(AtomicU32::new(0));
+                let request = {
+                    let (limiter, done) = (Arc::clone(&limiter), Arc::clone(&done));
+                    move || {
+                        let admitted = admit(&limiter, "GET", "/api/v1/pods", &[]);
+                        let Ok(_permit) = admitted else { return 0 };
+                        // Two steps: another holder, or one that does not see them, loses one.
+                        let before = done.load(Ordering::Relaxed);
+                        done.store(before + 1, Ordering::Relaxed);
+                        1
+                    }
+                };
+                let others = [request.clone(), request.clone()].map(thread::spawn);
+                let mut admitted = request();
+                for other in others {
+                    admitted += other.join().unwrap();
+                }
+                assert!(admitted > 0);
+                assert_eq!(done.load(Ordering::Relaxed), admitted);
+                assert_eq!(limiter.held(), [0, 0]);
+            });
+        }
     }
 }

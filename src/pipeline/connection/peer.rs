@@ -1,6 +1,5 @@
 //! The client's side of a connection, as its requests see it.
 
-use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
@@ -14,6 +13,7 @@ use crate::identity::{ClientContext, PeerCertificate};
 use crate::upstream::headers::forwarded_for::address_value;
 use crate::upstream::requester::Requester;
 use weir_base::source_network::source_network;
+use weir_base::sync::Mutex;
 use weir_kubernetes::api::UserInfo;
 use weir_limits::RequestSource;
 use weir_limits::rejection_hold::ConnectionRetryTimes;

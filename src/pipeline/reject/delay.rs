@@ -4,18 +4,15 @@
 //! # Cancel safety
 //! A client that disconnects is removed at once: dropping the future removes its entry.
 
-use parking_lot::Mutex;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
-use tokio::sync::oneshot;
 
 use crate::flag_values;
 use crate::flag_values::parse_rejection_hold;
@@ -23,6 +20,8 @@ use crate::pipeline::connection::peer::HoldState;
 use weir_base::clock::Clock;
 use weir_base::drain::{Drain, DrainStage};
 use weir_base::metrics::Registry;
+use weir_base::sync::atomic::{AtomicBool, Ordering};
+use weir_base::sync::{Mutex, oneshot};
 use weir_kubernetes::numeric::saturating_i64;
 use weir_limits::rejection_hold::{
     HoldDecision, HoldFlow, HoldId, HoldKey, HoldOwner, HoldPolicy, RejectionHolds,
@@ -204,9 +203,10 @@ impl RejectionDelay {
         let mut closing = Box::pin(drain.reached(DrainStage::Closing));
         Some(async move {
             let end = tokio::select! {
-                () = tokio::time::sleep_until(deadline.into()) => HoldEnd::Elapsed,
+                biased; // any order will do, and a model needs one
                 _ = evicted => HoldEnd::Evicted,
                 () = closing.as_mut() => HoldEnd::Closing,
+                () = tokio::time::sleep_until(deadline.into()) => HoldEnd::Elapsed,
             };
             held_rejection.finish(end);
         })
@@ -447,5 +447,51 @@ mod tests {
         delay.set_config(config(1, 0));
         let paced = delay.pace(&connection, flow, 1, RejectionCost::Http1);
         assert_eq!(paced, 1);
+    }
+
+    #[cfg(weir_loom)]
+    mod loom_tests {
+        use futures_util::FutureExt;
+
+        use super::*;
+        use weir_base::sync::{block_on, model, thread};
+
+        #[test]
+        fn each_delay_ends_once_whatever_ends_it() {
+            model(|| {
+                let registry = Registry::new();
+                let delay = Arc::new(RejectionDelay::new(config(60, 0), &registry));
+                // Its second delayed rejection lets the first go.
+                let (connection, drain) = (Arc::new(HoldState::new(2)), Drain::new());
+                let reject = {
+                    let (delay, drain) = (Arc::clone(&delay), Arc::clone(&drain));
+                    move |waits: bool| {
+                        let flow = delay.hold_key("alice", Some("alice")).unwrap();
+                        let policy = HoldPolicy::for_seats(Duration::from_secs(60));
+                        let held = delay.hold(&connection, flow, policy, &drain, &mut |_| true);
+                        let Some(held) = held else { return 0 };
+                        if waits {
+                            block_on(held);
+                        } else {
+                            let _ = held.now_or_never(); // its client disconnects
+                        }
+                        1
+                    }
+                };
+                assert_eq!(reject(true), 0, "the first is sent at once");
+                let rejects = [true, true, false].map(|waits| {
+                    let reject = reject.clone();
+                    thread::spawn(move || reject(waits))
+                });
+                drain.advance(DrainStage::Closing);
+                let mut delayed = 0;
+                for reject in rejects {
+                    delayed += reject.join().unwrap();
+                }
+                assert!(delayed > 0);
+                assert_eq!(delay.snapshot(), (0, 0, delayed));
+                assert_eq!((delay.held_now.get(), delay.flows.get()), (0, 0));
+            });
+        }
     }
 }

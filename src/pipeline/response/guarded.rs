@@ -9,12 +9,10 @@
 //! Responses of which nothing waits for their client at two [checks](super::deadlines) have no task
 //! and no buffer.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Instant;
 
@@ -31,6 +29,8 @@ use crate::pipeline::response::deadlines::{
 };
 use crate::pipeline::response::read_ahead::ReadAhead;
 use crate::pipeline::trace::lever_subject::LeverSubject;
+use weir_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use weir_base::sync::{Mutex, MutexGuard};
 
 /// What a body holds until its end.
 pub(crate) trait BodyGuard: Send + Unpin + 'static {

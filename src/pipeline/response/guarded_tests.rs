@@ -307,3 +307,62 @@ async fn a_response_that_is_read_ahead_keeps_to_the_minimum_rate() {
         Some(Err(GuardedBodyError::DeadlineExceeded))
     ));
 }
+
+#[cfg(weir_loom)]
+mod loom_tests {
+    use super::*;
+    use weir_base::sync::{block_on, model, oneshot, thread};
+
+    /// Ends when the test says so.
+    struct EndingBody(oneshot::Receiver<()>);
+
+    impl Body for EndingBody {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Pin::new(&mut self.0).poll(cx).map(|_| None)
+        }
+    }
+
+    /// The events of a body whose source ends, whose deadline passes and whose client reads or leaves
+    /// at the same time.
+    fn end_of_a_body(reads: bool) {
+        model(move || {
+            let (end, ended) = oneshot::channel();
+            let (body, log) = guarded(EndingBody(ended), BodyLifetime::Unlimited);
+            let shared = Arc::clone(&body.shared);
+            let deadline = thread::spawn(move || shared.expire(None));
+            let source = thread::spawn(move || end.send(()));
+            let broke_off = if reads {
+                block_on(body.collect()).is_err()
+            } else {
+                drop(body);
+                false
+            };
+            deadline.join().unwrap();
+            let _ = source.join().unwrap(); // the body may be gone
+            let lines = log.lines();
+            let count = |event: &str| lines.iter().filter(|line| *line == event).count();
+            assert_eq!(count("let go"), 1, "{lines:?}");
+            assert!(count("broken") + count("complete") <= 1, "{lines:?}");
+            if reads {
+                assert_eq!(count("broken"), usize::from(broke_off), "{lines:?}");
+                assert_eq!(count("complete"), usize::from(!broke_off), "{lines:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_reader_gets_one_end_and_the_guard_is_dropped_once() {
+        end_of_a_body(true);
+    }
+
+    #[test]
+    fn the_guard_of_a_client_that_leaves_is_dropped_once() {
+        end_of_a_body(false);
+    }
+}

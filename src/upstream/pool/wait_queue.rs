@@ -8,13 +8,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::requester::SlotHolder;
+use weir_base::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use weir_base::sync::{Mutex, Notify};
 use weir_limits::throttling::round_robin::RoundRobin;
 
 /// Most requests of a class that wait for an HTTP/2 stream or for the first connection.

@@ -1,10 +1,11 @@
 //! A budget for what is held in memory for clients: request bodies, heads and held rejections.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+
+use weir_base::sync::atomic::{AtomicUsize, Ordering};
+use weir_base::sync::{Mutex, MutexGuard};
 
 /// One source may hold at most a quarter of a budget, and no more than it leaves free. A client
 /// that sends slowly leaves the rest to other clients, and several such clients leave as much to a
@@ -188,5 +189,40 @@ mod tests {
         drop((first, again, other));
         assert!(of(4).try_grow_to(0));
         assert_eq!((budget.used(), budget.sources().len()), (0, 0));
+    }
+
+    #[cfg(weir_loom)]
+    mod loom_tests {
+        use super::*;
+        use weir_base::sync::{model, thread};
+
+        #[test]
+        fn neither_the_budget_nor_the_share_of_a_source_is_exceeded() {
+            model(|| {
+                let budget = MemoryBudget::new(8);
+                let source = Some(IpAddr::from([192, 0, 2, 1]));
+                let grow = |source, bytes| {
+                    let budget = Arc::clone(&budget);
+                    move || {
+                        let mut reservation = budget.reserve_for(source);
+                        reservation.try_grow_to(bytes);
+                        reservation
+                    }
+                };
+                let of_source = [2, 1].map(|bytes| thread::spawn(grow(source, bytes)));
+                let whole = grow(None, 7)();
+                let of_source = of_source.map(|reservation| reservation.join().unwrap());
+                let bytes = of_source[0].bytes + of_source[1].bytes;
+                assert!(bytes <= 8 / SOURCE_FRACTION, "{bytes}");
+                assert_eq!(budget.used(), whole.bytes + bytes);
+                assert!(budget.used() <= 8);
+                let ends = of_source.map(|reservation| thread::spawn(|| drop(reservation)));
+                drop(whole);
+                for end in ends {
+                    end.join().unwrap();
+                }
+                assert_eq!((budget.used(), budget.sources().len()), (0, 0));
+            });
+        }
     }
 }

@@ -5,16 +5,16 @@
 
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::pool::metrics::UpstreamMetrics;
 use crate::upstream::pool::wait_queue::WaitQueue;
 use crate::upstream::requester::SlotHolder;
+use weir_base::sync::{Semaphore, SemaphorePermit};
 
 /// Most handshakes at a time for dedicated HTTP/1.1 connections, for each worker and pool.
-const MAX_CONCURRENT_HANDSHAKES: usize = 32;
+const MAX_CONCURRENT_HANDSHAKES: usize = if cfg!(weir_loom) { 1 } else { 32 };
 
 /// The permits of a pool.
 pub(crate) struct HandshakePermits {
@@ -175,5 +175,37 @@ mod tests {
             held.push(request.await.ok());
         }
         assert_eq!(permits.permits.available_permits(), 0);
+    }
+
+    #[cfg(weir_loom)]
+    mod loom_tests {
+        use super::*;
+        use weir_base::sync::{block_on, model, thread};
+
+        #[test]
+        fn the_permit_goes_to_each_request_that_waits_though_one_of_them_leaves() {
+            model(|| {
+                let metrics = Arc::new(UpstreamMetrics::register(&Registry::new()));
+                let permits = Arc::new(HandshakePermits::default());
+                let request = |name: &'static str, leaves: bool| {
+                    let (permits, metrics) = (Arc::clone(&permits), Arc::clone(&metrics));
+                    move || {
+                        let acquired = permits.acquire(user(name), MAX_WAIT, &metrics);
+                        if leaves {
+                            drop(acquired.now_or_never());
+                        } else {
+                            drop(block_on(acquired).ok().unwrap());
+                        }
+                    }
+                };
+                let one = thread::spawn(request("alice", false));
+                let other = thread::spawn(request("bob", true));
+                request("alice", false)();
+                one.join().unwrap();
+                other.join().unwrap();
+                assert_eq!(permits.permits.available_permits(), 1);
+                assert!(permits.queue.is_empty());
+            });
+        }
     }
 }
