@@ -3,6 +3,8 @@
 # toolchain. The commands and the line are read from the README, and the checkout is a copy without a build.
 #
 # By night only: it is a release build, and a build and a run of all tests. Needs root with CAP_SYS_ADMIN.
+#
+# Usage: fresh-root.sh [run] [tests]
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -18,14 +20,17 @@ CHECKOUT=$FRESH/root/weir
 
 # documented REGEX: the README's first line that begins so.
 documented() {
-    grep -m 1 -E "^$1" "$ROOT/README.md" || die "README.md has no line that begins with $1"
+    grep -m 1 -E "^$1" "$ROOT/README.md" || die "README.md has no line that begins with $1" >&2
 }
+APT=$(documented 'sudo apt-get install ')
+RUN=$(documented 'cargo run ')
+TEST=$(documented 'cargo test')
 
-# inside COMMAND: runs a line of the README in the checkout. What is mounted is there for this command only: nothing of the machine
-# is reachable for what deletes $WORK.
+# inside COMMAND: becomes a line of the README, in the checkout. What is mounted is there for this command only: nothing of the
+# machine is reachable for what deletes $WORK.
 inside() {
     # shellcheck disable=SC2016 # expanded by the shell that has the mounts
-    unshare --mount --pid --fork --kill-child bash -euc '
+    exec unshare --mount --pid --fork --kill-child bash -euc '
         mount --rbind /dev "$1/dev"
         mount -t proc proc "$1/proc"
         mount --bind "$CARGO_HOME" "$1/root/.cargo"
@@ -57,7 +62,7 @@ playground_is_ready() {
 run() {
     local from=$SECONDS
     DIR=$CHECKOUT/target/playground
-    start run inside "$(documented 'cargo run ')"
+    start run inside "$RUN"
     within 1800 playground_is_ready || true
     check_ok "it is ready after $((SECONDS - from)) s" test -e "$DIR/ready"
     if [[ ! -e $DIR/ready ]]; then
@@ -66,8 +71,6 @@ run() {
     fi
     URL=https://$(<"$DIR/address")
     check 'weir answers' 200 "$(get -H "$(bearer alice)" -o /dev/null -w '%{http_code}' /api/v1/nodes)"
-    signal run KILL
-    finish run
 }
 
 # How many tests `cargo test` says that have PASSED, FAILED or been IGNORED.
@@ -75,10 +78,11 @@ counted() {
     awk -v what="$1;" '/^test result: / {for (i = 2; i <= NF; i++) if ($i == what) sum += $(i - 1)} END {print sum + 0}' "$WORK/test.out"
 }
 
-# A test that lacks a tool fails by its name: none of them passes without having run.
+# The playground goes on, as with one who tries both commands. A test that lacks a tool fails by its name: none passes without
+# having run.
 tests() {
     local from=$SECONDS code=0
-    inside "$(documented 'cargo test')" >"$WORK/test.out" 2>"$WORK/test.err" || code=$?
+    (inside "$TEST") >"$WORK/test.out" 2>"$WORK/test.err" || code=$?
     printf 'cargo test: %s s: %s passed, %s failed, %s ignored\n' "$((SECONDS - from))" "$(counted passed)" "$(counted failed)" "$(counted ignored)"
     check 'cargo test ends with 0' 0 "$code"
     if ((code != 0)); then
@@ -89,7 +93,8 @@ tests() {
 
 check_ok 'a fresh Debian 12' debian
 check_ok 'its lists of packages' inside 'apt-get update -qq'
-check_ok 'the README has all that it needs' inside "$(documented 'sudo apt-get install ')"
-run
-tests
+check_ok 'the README has all that it needs' inside "$APT"
+sections=("$@")
+if (($# == 0)); then sections=(run tests); fi
+for section in "${sections[@]}"; do "$section"; done
 summary
