@@ -357,7 +357,7 @@ async fn write_flags_and_start(
     let files = ConfigDir::new();
     write(&files);
     let mut all = required_flags(upstream);
-    all.retain(|flag| !flag.starts_with("--tls-") && !flag.starts_with("--admin-address"));
+    all.retain(|flag| !flag.starts_with("--tls-"));
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let weir = WeirProcess::start(files, &all).await;
     let logged: Vec<_> = weir

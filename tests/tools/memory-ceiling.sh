@@ -4,7 +4,7 @@
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk curl python3
+need awk curl jq python3
 PATH=/usr/bin:$PATH # Debian's python, which has Debian's packages
 python3 -c 'import hpack' || die 'hpack is missing (python3-h2 brings it; .ci/run installs it)'
 
@@ -52,6 +52,7 @@ check_between 'connections that were closed because memory was scarce' 1 1000000
     "$(metric 'weir_client_connections_closed_total{reason="memory"}')"
 check_ok 'probes of weir itself are answered' curl -fsS --max-time 10 "http://$ADMIN/livez"
 check_ok 'memory is not scarce after the flood' within "$LIMIT" at_zero weir_memory_pressure
+check_alarm 'the flood' 'critical memory'
 check_match 'the log names the holder' 'memory is scarce.*user .*bob' "$(<"$WORK/limited.err")"
 stopped limited
 summary
