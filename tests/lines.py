@@ -26,7 +26,7 @@ def sources(commit):
 
 
 def is_test(name):
-    return any(part in ("tests", "tests.rs", "fuzzing.rs") or part.removesuffix(".rs").endswith("_tests") for part in name.split("/"))
+    return any(part in ("tests", "tests.rs", "fuzzing", "fuzzing.rs", "loom.rs") or part.removesuffix(".rs").endswith("_tests") for part in name.split("/"))
 
 
 def code(text):
