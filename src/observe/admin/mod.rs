@@ -223,7 +223,7 @@ impl AdminServer {
             connections.spawn(peer.ip(), |requests| async move {
                 match tls {
                     Some(tls) => {
-                        // Those that wait for it are no more than connections may be open.
+                        // At most as many tasks wait for it as connections may be open.
                         handshakes.lock().await.tick().await;
                         admin.serve_tls(tcp, tls, source, is_local, requests).await;
                     }
