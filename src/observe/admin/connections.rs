@@ -19,7 +19,7 @@ const MAX_CONNECTIONS: usize = 64;
 const CLOSE_DELAY: Duration = Duration::from_secs(5);
 
 /// The open connections, oldest first. A new connection is always accepted: if there are too many,
-/// it replaces one of the source that has the most, so that nobody keeps others' probes and scrapes out.
+/// it replaces one of the source with the most connections. So no source can keep others out.
 #[derive(Debug, Default)]
 pub(super) struct AdminConnections(VecDeque<AdminConnection>);
 
