@@ -143,7 +143,7 @@ struct Script {
 }
 
 /// A pipeline and the API server behind it.
-struct Fixture {
+struct PipelineBeforeServer {
     runtime: Runtime,
     pipeline: Arc<Pipeline>,
     certificates: [Arc<PeerCertificate>; 2],
@@ -155,21 +155,21 @@ struct Fixture {
 
 /// Runs one input.
 pub(super) fn run(bytes: &[u8]) {
-    static FIXTURES: OnceLock<[Mutex<Fixture>; 2]> = OnceLock::new();
-    let fixtures = FIXTURES.get_or_init(|| {
+    static PIPELINES: OnceLock<[Mutex<PipelineBeforeServer>; 2]> = OnceLock::new();
+    let fixtures = PIPELINES.get_or_init(|| {
         let protocols: [&[&[u8]]; 2] = [&[b"h2", b"http/1.1"], &[b"http/1.1"]];
-        protocols.map(|protocols| Mutex::new(Fixture::new(protocols)))
+        protocols.map(|protocols| Mutex::new(PipelineBeforeServer::new(protocols)))
     });
     let fixture = fixtures[usize::from(bytes.first() == Some(&b'1'))].lock();
     let parts = bytes.get(1..).unwrap_or_default();
     fixture.runtime.block_on(fixture.run(parts));
 }
 
-impl Fixture {
+impl PipelineBeforeServer {
     fn new(protocols: &[&[u8]]) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.enable_all().build().unwrap();
-        let (servers, clients) = (Authority::new(), Authority::new());
+        let (servers, clients) = (FuzzingCa::new(), FuzzingCa::new());
         let script = Arc::<Mutex<Script>>::default();
         let server = servers.issue("127.0.0.1", ExtendedKeyUsagePurpose::ServerAuth);
         let tls = server_tls(server, &clients, protocols);
@@ -493,12 +493,12 @@ impl Body for Answer {
 }
 
 /// A CA.
-struct Authority {
+struct FuzzingCa {
     certificate: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl FuzzingCa {
     fn new() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
@@ -530,7 +530,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-fn server_tls(own: CertifiedKey, clients: &Authority, protocols: &[&[u8]]) -> TlsAcceptor {
+fn server_tls(own: CertifiedKey, clients: &FuzzingCa, protocols: &[&[u8]]) -> TlsAcceptor {
     let mut roots = RootCertStore::empty();
     roots.add(clients.certificate.clone()).unwrap();
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
