@@ -148,14 +148,20 @@ impl AlarmBoard {
         alarms
     }
 
-    /// The text of `/readyz`: the checks of readiness, and the alarms that do not affect it.
+    /// The text of `/readyz`: the checks of readiness, and the alarms that do not affect it. Without
+    /// `reasons` it says of each only whether it fails.
     #[must_use]
-    pub(crate) fn report(&self) -> (bool, String) {
+    pub(crate) fn report(&self, reasons: bool) -> (bool, String) {
+        let reason = |why: String| match reasons {
+            true => why,
+            false => "reason withheld".to_owned(),
+        };
         let (checks, alarms) = (self.readiness.checks(), self.alarms());
         let ready = checks.iter().all(|(_, check)| check.is_ok());
         let mut text = String::new();
         for (name, check) in &checks {
             if let Err(why) = check {
+                let why = reason(why.clone());
                 text.push_str(&format!("[-]{name} failed: {why}\n"));
             } else if !KINDS.iter().any(|kind| kind.name == *name) {
                 text.push_str(&format!("[+]{name} ok\n"));
@@ -171,11 +177,13 @@ impl AlarmBoard {
             text.push_str(&match alarms.iter().find(|alarm| alarm.name == name) {
                 None => format!("[+]{name} ok\n"),
                 Some(AlarmStatus { text, .. }) => {
-                    format!("[-]{name} failed, readiness not affected: {text}\n")
+                    let why = reason(text.clone());
+                    format!("[-]{name} failed, readiness not affected: {why}\n")
                 }
             });
         }
-        for server in self.readiness.several_servers(Clock.now()) {
+        let servers = reasons.then(|| self.readiness.several_servers(Clock.now()));
+        for server in servers.into_iter().flatten() {
             let address = &server.address;
             text.push_str(&match server.why.filter(|_| !server.healthy) {
                 None => format!("[+]upstream/{address} ok\n"),

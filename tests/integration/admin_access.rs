@@ -11,7 +11,7 @@ use crate::authentication::{PlaygroundCluster, authorization};
 use crate::kubeconfig::kubeconfig_flags;
 use crate::support::certificates::{client_tls_config, pki};
 use crate::support::client::{FullResponse, TestRequest};
-use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::{FakeUpstream, ReservedAddress};
 use crate::support::process::{ConfigDir, WeirProcess, required_flags, run, run_activated};
 use crate::support::raw_http1::RawHttp1;
 use crate::support::weir::Endpoints;
@@ -161,6 +161,48 @@ async fn a_token_of_the_file_may_read_until_it_is_removed() {
     let shown = get_with_token(&weir, OTHER_TOKEN, "/configz").await;
     assert_eq!(shown.status, 200);
     assert!(!shown.text().contains(OTHER_TOKEN));
+}
+
+#[tokio::test]
+async fn a_probe_without_a_credential_gets_no_reasons() {
+    let gone = ReservedAddress::reserve();
+    let mut flags = required_flags(gone.address);
+    flags.extend(TLS.map(str::to_owned));
+    flags.push("--admin-token-file=admin-tokens".to_owned());
+    flags.push("--health-address=127.0.0.1:0".to_owned());
+    let files = ConfigDir::new();
+    files.write("admin-tokens", TOKEN);
+    let weir = WeirProcess::start(files, &flags).await;
+    eventually("the reason", async || {
+        let report = get_with_token(&weir, TOKEN, "/readyz").await;
+        let has_reason = report.text().contains("[-]upstream failed: cannot connect");
+        has_reason.then_some(())
+    })
+    .await;
+    let line = weir.startup_lines.last().unwrap();
+    let health = line.split_once("health=").unwrap().1;
+    let health = health.split_whitespace().next().unwrap();
+    let mut probe = RawHttp1::new(tokio::net::TcpStream::connect(health).await.unwrap());
+    let head = "GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    probe.send(head).await;
+    let (answered, text) = probe.read_response("GET").await;
+    let mut reports = vec![(answered.status, String::from_utf8_lossy(&text).into_owned())];
+    for path in ["/readyz", "/readyz?verbose"] {
+        let mut anonymous = admin(&weir).anonymous(HttpVersion::Http1);
+        let wrong = get_with_token(&weir, OTHER_TOKEN, path).await;
+        for report in [anonymous.get(path).await, wrong] {
+            reports.push((report.status, report.text().to_owned()));
+        }
+    }
+    for (code, text) in reports {
+        assert_eq!(code, 500, "{text}");
+        assert!(text.contains("[+]shutdown ok\n"), "{text}");
+        assert!(
+            text.contains("[-]upstream failed: reason withheld\n"),
+            "{text}"
+        );
+        assert!(!text.contains("cannot connect"), "{text}");
+    }
 }
 
 /// An event stream that has begun.

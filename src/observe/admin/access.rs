@@ -117,7 +117,26 @@ impl AdminAccess {
         if self.tls.is_some() != client.is_tls {
             return Err(AccessError::OtherProtocol);
         }
-        if self.is_open() || ALWAYS_ALLOWED.contains(&attributes.path) {
+        if ALWAYS_ALLOWED.contains(&attributes.path) {
+            return Ok(());
+        }
+        self.authorize(client, attributes, headers).await
+    }
+
+    /// As [`Self::check`], also for the paths that need no credential.
+    ///
+    /// # Errors
+    /// Why the request may not be answered.
+    ///
+    /// # Cancel safety
+    /// As that of [`Self::check`].
+    pub(crate) async fn authorize(
+        &self,
+        client: &AdminClient,
+        attributes: PathAttributes<'_>,
+        headers: &HeaderMap,
+    ) -> Result<(), AccessError> {
+        if self.is_open() {
             return Ok(());
         }
         let deadline = ReviewDeadline::from_arrival(Clock.now());

@@ -375,7 +375,7 @@ impl AdminServer {
         {
             return Ok(response);
         }
-        Ok(self.handle_probe_or_metrics(&request).await)
+        Ok(self.handle_probe_or_metrics(&request, client).await)
     }
 
     /// Ends a stream when its client may no longer read it. One that the API server does not answer
@@ -411,7 +411,11 @@ impl AdminServer {
     /// Responds to probes and scrapes, and with 404 to any other path. Operators, who add
     /// `?verbose`, get the last known state at once; a program that acts on readiness gets a fresh
     /// one, if the API server responds in time.
-    async fn handle_probe_or_metrics(&self, request: &Request<Incoming>) -> Response<AdminBody> {
+    async fn handle_probe_or_metrics(
+        &self,
+        request: &Request<Incoming>,
+        client: &AdminClient,
+    ) -> Response<AdminBody> {
         match request.uri().path() {
             "/livez" => response(StatusCode::OK, "ok"),
             "/readyz" => {
@@ -419,7 +423,8 @@ impl AdminServer {
                 if Query::new(query.as_bytes()).first("verbose").is_none() {
                     self.readiness.refreshed().await;
                 }
-                let (ready, text) = self.alarms.report();
+                let reasons = self.may_read_reasons(request, client).await;
+                let (ready, text) = self.alarms.report(reasons);
                 let code = if ready {
                     StatusCode::OK
                 } else {
@@ -436,6 +441,19 @@ impl AdminServer {
             }
             _ => response(StatusCode::NOT_FOUND, NOT_FOUND_TEXT),
         }
+    }
+
+    /// Whether a client may read why a check of `/readyz` fails. Probes, which need no credential, may
+    /// not, as those of kube-apiserver (`healthz.handleRootHealth`, 1.36): reasons have addresses and
+    /// names of files.
+    async fn may_read_reasons(&self, request: &Request<Incoming>, client: &AdminClient) -> bool {
+        let attributes = PathAttributes {
+            verb: "get",
+            path: request.uri().path(),
+        };
+        let access = self.access.load_full();
+        let authorized = access.authorize(client, attributes, request.headers());
+        self.is_for_operators && authorized.await.is_ok()
     }
 
     /// Responds to `/configz`, `/flagz` and `/statusz`. `None` for any other path.

@@ -476,10 +476,19 @@ fn model(bytes: &[u8]) -> (Vec<UnderstoodRequest>, End) {
 }
 
 /// Whether both are the same. The library looks at a head that comes in parts once it is whole: that it
-/// is invalid is found earlier if the first part has the fault, and not at all if it never ends.
-fn is_same(found: &(Vec<UnderstoodRequest>, End), whole: &(Vec<UnderstoodRequest>, End)) -> bool {
-    let is_either = |end| matches!(end, End::Incomplete | End::Invalid);
-    found.0 == whole.0 && (found.1 == whole.1 || is_either(found.1) && whole.1 == End::Invalid)
+/// is invalid is found earlier if the first part has the fault, and not at all if it never ends. Line
+/// ends in place of a head that never ends are left out as those before a head, even `\r\r`.
+fn is_same(
+    found: &(Vec<UnderstoodRequest>, End),
+    whole: &(Vec<UnderstoodRequest>, End),
+    bytes: &[u8],
+) -> bool {
+    let is_later = match found.1 {
+        End::Incomplete | End::Invalid => true,
+        End::Clean => bytes.ends_with(b"\r"),
+        End::Body | End::Unknown => false,
+    };
+    found.0 == whole.0 && (found.1 == whole.1 || is_later && whole.1 == End::Invalid)
 }
 
 fn pick<T: Copy>(random: &mut Rng, from: &[T]) -> T {
@@ -583,7 +592,7 @@ pub(crate) async fn compare(seed: u64, bytes: &[u8]) -> (Vec<UnderstoodRequest>,
     );
     let one_by_one = serve_inspected(parts(bytes, bytes.iter().map(|_| 1))).await;
     assert!(
-        is_same(&one_by_one, &whole),
+        is_same(&one_by_one, &whole, bytes),
         "seed {seed}: byte by byte: {text}: {one_by_one:?}, not {whole:?}"
     );
     whole
@@ -605,7 +614,7 @@ async fn what_a_client_has_sent_does_not_depend_on_the_reads_and_is_what_the_mod
             let lengths: Vec<_> = bytes.iter().map(|_| random.usize(1..=most)).collect();
             let divided = serve_inspected(parts(&bytes, lengths.clone())).await;
             assert!(
-                is_same(&divided, &whole),
+                is_same(&divided, &whole, &bytes),
                 "seed {seed}: {lengths:?} of {text}: {divided:?}, not {whole:?}"
             );
         }
