@@ -7,9 +7,9 @@ use tokio::net::TcpListener;
 
 use crate::app::components::Components;
 use crate::app::permanent::Permanent;
-use crate::observe::admin::AdminServer;
 use crate::observe::admin::access::AdminAccess;
 use crate::observe::admin::zpages::{EffectiveConfig, Zpages};
+use crate::observe::admin::{AdminServer, RenderTurns};
 use crate::observe::alarm_board::{AlarmBoard, LossCounts};
 use crate::observe::audit::AuditMetrics;
 use crate::observe::logging::recording::RecordingMetrics;
@@ -113,6 +113,7 @@ impl AdminListeners {
                     readiness: Arc::clone(readiness),
                     alarms: Arc::clone(&alarms),
                     metrics: registry.clone(),
+                    render_turns: RenderTurns::default(),
                     configured: Arc::clone(sources),
                     is_for_operators: operators,
                     access: match operators {

@@ -108,7 +108,7 @@ impl Acceptor {
                 // The client has closed the connection; a pause would not help.
                 Err(why) if why.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(why) => {
-                    self.metrics.log_refused(None, &why, Clock.now());
+                    self.metrics.log_waiting(&why, Clock.now());
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
@@ -119,17 +119,17 @@ impl Acceptor {
         // Returning drops the socket, which closes it.
         if !self.memory_limit.admits_connection() {
             let why = "far more memory is in use than --memory-limit";
-            return self.metrics.log_refused(Some(address), &why, Clock.now());
+            return self.metrics.log_refused(address, &why, Clock.now());
         }
         let source = ConnectionSource::from_address(address.ip());
         if !self.ensure_below_limit(source).await {
             self.metrics.rejected_connections.inc();
             let why = "as many connections as --max-connections are open";
-            return self.metrics.log_refused(Some(address), &why, Clock.now());
+            return self.metrics.log_refused(address, &why, Clock.now());
         }
         let share = match self.acquire_share(address) {
             Ok(share) => share,
-            Err(why) => return self.metrics.log_refused(Some(address), &why, Clock.now()),
+            Err(why) => return self.metrics.log_refused(address, &why, Clock.now()),
         };
         let open_guard = self.drain.track_connection();
         let pending = GaugeGuard::new(self.metrics.pending_connections.clone());

@@ -116,17 +116,17 @@ impl ServerMetrics {
         }
     }
 
-    /// Logs, at most once a second, that a connection is not accepted. `client` is `None` if it is
-    /// not known.
-    pub(super) fn log_refused(
-        &self,
-        client: Option<SocketAddr>,
-        why: &dyn fmt::Display,
-        now: Instant,
-    ) {
+    /// Logs, at most once a second, that a connection was closed at once.
+    pub(super) fn log_refused(&self, client: SocketAddr, why: &dyn fmt::Display, now: Instant) {
         if let Some(more) = self.refusal_log.try_log(now) {
-            let client = client.map(tracing::field::display);
-            warn!(client, %why, more, "a connection was refused");
+            warn!(%client, %why, more, "a connection was refused");
+        }
+    }
+
+    /// Logs, at most once a second, that connections cannot be accepted. They wait.
+    pub(super) fn log_waiting(&self, why: &io::Error, now: Instant) {
+        if let Some(more) = self.refusal_log.try_log(now) {
+            warn!(%why, more, "connections cannot be accepted and wait");
         }
     }
 

@@ -306,14 +306,6 @@ impl Upstream {
             .map_err(|error| ForwardError::NoCredential(Arc::new(error)))
     }
 
-    /// Records that the API server answered 401 to a request that impersonates: weir's own
-    /// credential is not accepted.
-    pub(crate) fn record_impersonation_unauthorized(&self) {
-        if let Some(own) = &self.impersonating {
-            own.credentials.record_response(StatusCode::UNAUTHORIZED);
-        }
-    }
-
     /// Sends a client's request; see [`ServerPools::send`].
     ///
     /// # Errors

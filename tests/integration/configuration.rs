@@ -567,6 +567,22 @@ async fn the_startup_line_has_version_upstream_and_seats() {
 }
 
 #[tokio::test]
+async fn more_connections_than_open_files_are_not_taken() {
+    let upstream = FakeUpstream::start().await;
+    let weir = WeirProcess::serve(upstream.address, &["--max-connections=4294967295"]).await;
+    let warning = "--max-connections: the limit of open files allows ";
+    let line = weir
+        .startup_lines
+        .iter()
+        .find(|line| line.contains(warning));
+    let allowed = line.unwrap().split_once(warning).unwrap().1;
+    let allowed: u64 = allowed.split(' ').next().unwrap().parse().unwrap();
+    let config = weir.get_admin("/configz").await;
+    let config: serde_json::Value = serde_json::from_str(config.text()).unwrap();
+    assert_eq!(config["weir"]["maxConnections"], allowed);
+}
+
+#[tokio::test]
 async fn configz_and_flagz_show_the_effective_configuration() {
     let upstream = FakeUpstream::start().await;
     let files = ConfigDir::new();

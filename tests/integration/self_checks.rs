@@ -160,7 +160,8 @@ async fn a_401_to_weirs_own_credential_never_reaches_an_impersonated_client() {
         .own_token("weirs-own")
         .with(|config| {
             config.assert_by_impersonation = true;
-            config.upstream.probe_interval = Some(Duration::from_millis(20));
+            // Only the probes that a 401 asks for.
+            config.upstream.probe_interval = Some(Duration::from_secs(3600));
         })
         .start()
         .await;
@@ -176,6 +177,9 @@ async fn a_401_to_weirs_own_credential_never_reaches_an_impersonated_client() {
             } else {
                 assert_weirs_own(&response, "weir/own-credentials");
             }
+            let report = weir.get_admin("/readyz?verbose").await;
+            let accepted = report.text().contains("[+]own-credential ok");
+            assert_eq!(accepted, passed, "{}", report.text());
         }
     }
 }

@@ -54,6 +54,7 @@ impl FlagResolver {
         let named_certificates = self.read_named_certificates(&args.tls_sni_cert_key);
         let cipher_suites = self.choose_cipher_suites(&args.tls_cipher_suites);
         let curves = self.choose_curves(&args.tls_curve_preferences);
+        let max_connections = self.most_connections(args.max_connections, connection_budget);
         Some(ServingConfig {
             address: SocketAddr::new(
                 args.bind_address.unwrap_or(UNSPECIFIED_ADDRESS),
@@ -67,12 +68,23 @@ impl FlagResolver {
                 curves,
                 tls13_only: args.tls_min_version == TlsVersion::VersionTLS13,
             },
-            max_connections: args
-                .max_connections
-                .map_or(connection_budget, saturating_usize),
+            max_connections,
             connections: args.connections,
             proxies: identity.proxies.clone(),
         })
+    }
+
+    /// `--max-connections`, but no more than the open files allow: beyond, weir itself could open none,
+    /// and would answer neither operators nor probes.
+    fn most_connections(&mut self, given: Option<u32>, allowed: usize) -> usize {
+        let most = given.map_or(allowed, saturating_usize);
+        if most > allowed {
+            self.warn(
+                "max-connections",
+                format!("the limit of open files allows {allowed} (ulimit -n, LimitNOFILE=): that many are taken"),
+            );
+        }
+        most.min(allowed)
     }
 
     fn read_named_certificates(&mut self, given: &[SniCertKey]) -> Vec<NamedCertificate> {

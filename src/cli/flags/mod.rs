@@ -171,7 +171,7 @@ pub(crate) struct ServingArgs {
     /// --tls-cert-file.
     #[arg(long, value_name = "FILE,KEY[:NAMES]")]
     pub(crate) tls_sni_cert_key: Vec<SniCertKey>,
-    /// Most open connections of clients; by default what the open-file limit allows.
+    /// Most open connections of clients; by default, and at most, what the open-file limit allows.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_connections: Option<u32>,
     /// Limits of each connection, and of the connections of an address.

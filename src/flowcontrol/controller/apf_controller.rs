@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use prometheus::IntGauge;
-use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tracing::debug;
 
@@ -29,6 +28,7 @@ use crate::flowcontrol::level::{
 };
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
+use weir_base::sync::Notify;
 use weir_flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use tokio::sync::Notify;
 use tracing::warn;
 
 use super::snapshot::{ConfigSnapshot, LevelEntry};
 use crate::flowcontrol::level::{MAX_RETAINED, PriorityLevel, RETENTION};
+use weir_base::sync::Notify;
 use weir_flowcontrol::concurrency::ConcurrencyLimits;
 use weir_flowcontrol::concurrency::allocation::AllocationError;
 use weir_flowcontrol::concurrency::demand::DemandPeriod;

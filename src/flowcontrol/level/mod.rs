@@ -13,6 +13,8 @@
 
 mod arrival;
 mod counters;
+#[cfg(all(test, weir_loom))]
+mod loom_tests;
 mod occupants;
 mod priority_level;
 mod request_details;

@@ -1,16 +1,14 @@
 //! The lock of one priority level, and the steps under it.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
-
-use tokio::sync::Notify;
 
 use super::counters::{LevelCounters, SchemaSlot};
 use super::request_details::RequestDetails;
 use super::state::{LevelInner, LevelState};
+use weir_base::sync::atomic::{AtomicU32, Ordering};
+use weir_base::sync::{Mutex, MutexGuard, Notify};
 use weir_flowcontrol::concurrency::LevelSeats;
 use weir_flowcontrol::concurrency::demand::DemandPeriod;
 use weir_flowcontrol::fairqueuing::queue_set::{LastDispatch, QueueDump, QueueSetTotals, Queuing};

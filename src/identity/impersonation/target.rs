@@ -32,6 +32,10 @@ const AUTHENTICATION_GROUP: &str = "authentication.k8s.io";
 /// hundreds of groups at most. 1 MiB of headers has room for 40,000.
 const MAX_PERMISSIONS: usize = 500;
 
+/// The most bytes of a name, a value or a key: each is held until its review is complete, when the
+/// request may have ended.
+const MAX_TEXT_BYTES: usize = 4 << 10;
+
 /// The user that a request impersonates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ImpersonationTarget {
@@ -75,13 +79,14 @@ pub(crate) enum InvalidImpersonation {
     MissingUser,
     /// A header that may be present only once.
     Repeated(&'static str),
-    /// An invalid key of an extra value: empty, with upper-case letters, or not decodable.
+    /// An invalid key of an extra value: empty, too long, with upper-case letters, or not decodable.
     InvalidExtraKey(HeaderName),
     /// More permissions than `MAX_PERMISSIONS`.
     TooMany,
     /// An impersonation header that the API server does not know, or one in another spelling.
     UnknownHeader(HeaderName),
-    /// A value that the API server may read differently: not UTF-8, or surrounded by white space.
+    /// A value that the API server may read differently, not UTF-8 or surrounded by white space, or
+    /// that is too long.
     InvalidValue(HeaderName),
 }
 
@@ -94,7 +99,7 @@ impl fmt::Display for InvalidImpersonation {
             Self::Repeated(name) => write!(f, "{name} must be given once"),
             Self::InvalidExtraKey(name) => write!(
                 f,
-                "{name} does not end in the key of an extra value, in lower case and percent-encoded"
+                "{name} does not end in the key of an extra value: lower case, percent-encoded, of {MAX_TEXT_BYTES} bytes at most"
             ),
             Self::TooMany => write!(
                 f,
@@ -103,7 +108,7 @@ impl fmt::Display for InvalidImpersonation {
             Self::UnknownHeader(name) => write!(f, "{name} is no header that impersonates"),
             Self::InvalidValue(name) => write!(
                 f,
-                "the value of {name} must be UTF-8, without space around it"
+                "the value of {name} must be UTF-8 of {MAX_TEXT_BYTES} bytes at most, without space around it"
             ),
         }
     }
@@ -207,14 +212,21 @@ fn all_values(headers: &HeaderMap, name: &HeaderName) -> Result<Vec<String>, Inv
     Ok(values)
 }
 
-/// Go's server trims white space from values in HTTP/1.1, but not in HTTP/2.
+/// What is too long is nobody's name. Go's server trims white space from values in HTTP/1.1, but not in HTTP/2.
 fn header_text(value: &HeaderValue) -> Option<String> {
-    let text = str::from_utf8(value.as_bytes()).ok()?;
+    let bytes = value.as_bytes();
+    if bytes.len() > MAX_TEXT_BYTES {
+        return None;
+    }
+    let text = str::from_utf8(bytes).ok()?;
     (text.trim_ascii() == text).then(|| text.to_owned())
 }
 
 /// A key that weir asserts has to stay the same when encoded and decoded again.
 fn parse_extra_key(escaped: &str, rules: HeaderRules) -> Option<String> {
+    if escaped.len() > MAX_TEXT_BYTES {
+        return None;
+    }
     let key = unescape_extra_key(escaped);
     if rules == HeaderRules::Forwarded {
         return Some(key);

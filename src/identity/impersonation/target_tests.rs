@@ -228,6 +228,28 @@ fn forwarded_headers_are_read_as_the_api_server_reads_them() {
 }
 
 #[test]
+fn a_text_that_is_too_long_for_a_review_is_rejected() {
+    let (longest, longer) = ("a".repeat(MAX_TEXT_BYTES), "a".repeat(MAX_TEXT_BYTES + 1));
+    for rules in [HeaderRules::Asserted, HeaderRules::Forwarded] {
+        for header in [USER_HEADER, GROUP_HEADER, UID_HEADER, "impersonate-extra-a"] {
+            let with = |text: &str| {
+                let mut headers = headers(&[("impersonate-user", "carol")]);
+                headers.insert(header, HeaderValue::from_str(text).unwrap());
+                impersonation_target(&headers, rules)
+            };
+            assert!(with(&longest).is_ok(), "{header}");
+            let name = HeaderName::from_static(header);
+            assert_eq!(with(&longer), Err(InvalidImpersonation::InvalidValue(name)));
+        }
+        let mut headers = headers(&[("impersonate-user", "carol")]);
+        let name = HeaderName::try_from(format!("{EXTRA_PREFIX}{longer}")).unwrap();
+        headers.append(&name, HeaderValue::from_static("a"));
+        let parsed = impersonation_target(&headers, rules);
+        assert_eq!(parsed, Err(InvalidImpersonation::InvalidExtraKey(name)));
+    }
+}
+
+#[test]
 fn hundreds_of_groups_are_accepted_and_thousands_are_rejected() {
     let with = |groups: usize| {
         let mut headers = headers(&[("impersonate-user", "carol")]);

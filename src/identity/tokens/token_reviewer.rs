@@ -31,7 +31,7 @@ pub(super) enum TokenReviewResult {
 
 pub(super) struct TokenReviewer {
     settings: ArcSwap<ReviewSettings>,
-    /// Holds the tokens until their reviews are complete: at most 128 MiB, since a token has at most
+    /// Holds the tokens until their reviews are complete: at most 128 MiB in two classes of 1,024, since a token has at most
     /// [`MAX_TOKEN_BYTES`].
     queue: ReviewQueue<Box<[u8]>, TokenReviewResult>,
 }

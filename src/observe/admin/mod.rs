@@ -6,14 +6,16 @@
 //! a page fails by the certificate, which is not valid for its name. On either, nothing changes and no
 //! stream opens for a page of another origin.
 //!
-//! They run on a runtime of their own, so that a flood of client requests does not delay probes and
-//! scrapes.
+//! They run beside weir's own calls and the listener for clients, not on the workers: a flood of
+//! client requests does not delay probes and scrapes. Nor does a flood of these delay what else is
+//! there: each request waits for its [turn](turns).
 
 pub(crate) mod access;
 mod connections;
 pub mod log_level;
 #[cfg(test)]
 mod tests;
+mod turns;
 pub mod zpages;
 
 use std::convert::Infallible;
@@ -48,6 +50,7 @@ use crate::limits::Admission;
 use crate::observe::admin::access::{AccessError, AdminAccess, AdminClient};
 use crate::observe::admin::connections::AdminConnections;
 use crate::observe::admin::log_level::LogLevel;
+pub(crate) use crate::observe::admin::turns::RenderTurns;
 use crate::observe::admin::zpages::Zpages;
 use crate::observe::alarm_board::AlarmBoard;
 use crate::observe::logging::recording::Recorder;
@@ -77,6 +80,10 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest time of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest time for which a probe waits to see whether it gets reasons: its status does not depend on
+/// them.
+const REASONS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The time between two TLS handshakes: a client that connects again and again gets at most 100 a
 /// second, which is less than half of a core with the slowest usual key (RSA of 4096 bits).
@@ -154,6 +161,8 @@ pub(crate) struct AdminServer {
     pub(crate) alarms: Arc<AlarmBoard>,
     /// The source of `/metrics`.
     pub(crate) metrics: Registry,
+    /// The turns for `/metrics`.
+    pub(crate) render_turns: RenderTurns,
     /// The limits in force, for the dumps and `/configz`, and whether probes' listener serves
     /// metrics.
     pub(crate) configured: Arc<ArcSwap<ConfiguredSources>>,
@@ -319,6 +328,8 @@ impl AdminServer {
         client: &Arc<AdminClient>,
         is_local: bool,
     ) -> Result<Response<AdminBody>, Infallible> {
+        // A client may send many at once: between two of them all else has a turn.
+        tokio::task::yield_now().await;
         if is_local && !client.is_tls && !has_loopback_host(request.headers()) {
             return Ok(response(StatusCode::FORBIDDEN, FOREIGN_HOST_TEXT));
         }
@@ -433,7 +444,8 @@ impl AdminServer {
                 response(code, text)
             }
             "/metrics" if self.is_for_operators || self.configured.load().health_metrics => {
-                let mut metrics = response(StatusCode::OK, self.metrics.render());
+                let text = self.render_turns.make(|| self.metrics.render()).await;
+                let mut metrics = response(StatusCode::OK, text);
                 metrics
                     .headers_mut()
                     .insert(header::CONTENT_TYPE, METRICS_TEXT);
@@ -453,7 +465,8 @@ impl AdminServer {
         };
         let access = self.access.load_full();
         let authorized = access.authorize(client, attributes, request.headers());
-        self.is_for_operators && authorized.await.is_ok()
+        let authorized = timeout(REASONS_PATIENCE, authorized).await;
+        self.is_for_operators && authorized.is_ok_and(|authorized| authorized.is_ok())
     }
 
     /// Responds to `/configz`, `/flagz` and `/statusz`. `None` for any other path.

@@ -21,8 +21,6 @@ pub(crate) struct AuthFeedback {
     token: Option<TokenHash>,
     /// The token: whether its earlier verification still holds.
     verified_token: Option<TokenHash>,
-    /// The request carried weir's own credentials.
-    impersonated: bool,
 }
 
 /// A request to the API server, and what its response gives feedback about.
@@ -69,10 +67,6 @@ impl Pipeline {
                     effective.for_upstream(auth),
                     own,
                 )?;
-                let feedback = AuthFeedback {
-                    impersonated: true,
-                    ..feedback
-                };
                 (UpstreamRequest::Impersonating(head), feedback)
             }
             RequestCredential::Certificate | RequestCredential::FrontProxy => {
@@ -113,9 +107,6 @@ impl Pipeline {
             self.shared
                 .authenticator
                 .record_unauthorized(token, Clock.now());
-        }
-        if feedback.impersonated && unauthorized {
-            self.worker.upstream.record_impersonation_unauthorized();
         }
     }
 }

@@ -113,6 +113,16 @@ pub(crate) enum PluginFailure {
     OutputTooLarge,
 }
 
+impl PluginError {
+    pub(super) fn forget_stderr(&mut self) {
+        if let PluginFailure::Failed { stderr_tail, .. } | PluginFailure::TimedOut { stderr_tail } =
+            &mut self.cause
+        {
+            stderr_tail.clear();
+        }
+    }
+}
+
 impl fmt::Display for PluginError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the credential plugin {:?} ", self.command)?;

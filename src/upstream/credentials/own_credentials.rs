@@ -268,7 +268,7 @@ impl OwnCredentials {
     }
 
     /// Records that the source with this number has failed, unless it was replaced.
-    pub(super) fn record_failure(&self, number: u64, error: CredentialError) {
+    pub(super) fn record_failure(&self, number: u64, mut error: CredentialError) {
         let source = self.source.lock();
         if source.number != number {
             return;
@@ -279,6 +279,7 @@ impl OwnCredentials {
         } else {
             tracing::warn!("weir's own credential is not renewed yet: {error}");
         }
+        error.forget_stderr();
         self.current.store(Arc::new(CredentialState {
             credential,
             failure: Some(Arc::new(error)),

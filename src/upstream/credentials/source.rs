@@ -75,6 +75,14 @@ pub(crate) enum CredentialError {
 }
 
 impl CredentialError {
+    /// Leaves out what a plugin said, which is for the log: pages and other replicas, which show the
+    /// rest, are for more readers, and it may have said a secret.
+    pub(super) fn forget_stderr(&mut self) {
+        if let Self::Plugin(error) = self {
+            error.forget_stderr();
+        }
+    }
+
     /// Whether the key belongs to another certificate.
     #[must_use]
     pub(crate) fn is_key_mismatch(&self) -> bool {

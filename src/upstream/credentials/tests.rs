@@ -296,6 +296,7 @@ async fn the_old_credential_is_used_until_it_expires_and_not_longer() {
     let expected = "weir's own credential for the API server has expired, and there is no new one: \
                     the credential plugin \"/bin/sh\" failed (exit status: 1)";
     assert!(why.starts_with(expected), "{why}");
+    assert!(!why.contains("cat: "), "what it said is for the log: {why}");
 
     scene.set_output(&json!({ "token": "secret-2", "expirationTimestamp": in_seconds(3600) }));
     renewal.refresh().await;

@@ -25,7 +25,7 @@ use crate::upstream::servers::health::{
 };
 use crate::upstream::servers::metrics::UpstreamServerMetrics;
 use crate::upstream::servers::recovery::Recovery;
-use crate::upstream::servers::sources::{FormerSource, Sources, UpstreamTls};
+use crate::upstream::servers::sources::{FormerSource, MAX_ADDRESSES, Sources, UpstreamTls};
 use crate::upstream::servers::{balancer, health, own_address, sources};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
@@ -294,6 +294,7 @@ impl ServerSet {
     }
 
     pub(crate) fn record_resolved(&self, address: &ServerAddress, resolved: Vec<SocketAddr>) {
+        warn_of_too_many(&resolved);
         let mut state = self.state.lock();
         if state.sources.record_resolved(address, resolved) {
             self.rebuild(&mut state, Clock.now());
@@ -301,6 +302,7 @@ impl ServerSet {
     }
 
     pub(crate) fn record_discovered(&self, addresses: Vec<SocketAddr>) {
+        warn_of_too_many(&addresses);
         let mut state = self.state.lock();
         state.sources.record_discovered(addresses);
         self.rebuild(&mut state, Clock.now());
@@ -783,6 +785,16 @@ fn log_change(server: &ApiServer, change: Option<&HealthChange>) {
             "the address is no API server's and is never used: give weir the addresses of API servers"
         ),
         None => {}
+    }
+}
+
+fn warn_of_too_many(addresses: &[SocketAddr]) {
+    if addresses.len() > MAX_ADDRESSES {
+        let found = addresses.len();
+        warn!(
+            found,
+            "there are more addresses of API servers than {MAX_ADDRESSES}: the rest are not used"
+        );
     }
 }
 

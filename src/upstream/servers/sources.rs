@@ -38,6 +38,10 @@ impl UpstreamTls {
     }
 }
 
+/// Most addresses of a source, each of which is probed and has connections. A control plane has some
+/// API servers; whoever may write EndpointSlices or the name's records could list thousands.
+pub(super) const MAX_ADDRESSES: usize = 64;
+
 /// Most former addresses of a source: a load balancer with many addresses names a few at a time.
 const MAX_FORMER: usize = 16;
 
@@ -139,19 +143,21 @@ impl Sources {
     pub(crate) fn record_resolved(
         &mut self,
         address: &ServerAddress,
-        mut resolved: Vec<SocketAddr>,
+        resolved: Vec<SocketAddr>,
     ) -> bool {
-        resolved.sort_unstable();
-        resolved.dedup();
         if resolved.is_empty() {
             return false; // what is known is better than nothing
         }
         let mut changed = false;
         for server in &mut self.configured {
-            if server.address == *address && server.resolved != resolved {
+            if server.address != *address {
+                continue;
+            }
+            let resolved = bounded(resolved.clone(), &server.resolved);
+            if server.resolved != resolved {
                 changed = true;
-                let before = std::mem::replace(&mut server.resolved, resolved.clone());
-                record_former(&mut server.former, before, &resolved);
+                let before = std::mem::replace(&mut server.resolved, resolved);
+                record_former(&mut server.former, before, &server.resolved);
             }
         }
         changed
@@ -159,9 +165,8 @@ impl Sources {
 
     /// Records the addresses in the EndpointSlices. None are no reason to give up those that are
     /// known.
-    pub(crate) fn record_discovered(&mut self, mut addresses: Vec<SocketAddr>) {
-        addresses.sort_unstable();
-        addresses.dedup();
+    pub(crate) fn record_discovered(&mut self, addresses: Vec<SocketAddr>) {
+        let addresses = bounded(addresses, &self.discovered);
         if self.follows_slices && !addresses.is_empty() {
             let before = std::mem::replace(&mut self.discovered, addresses);
             record_former(&mut self.former, before, &self.discovered);
@@ -221,6 +226,18 @@ impl Sources {
             servers,
         }
     }
+}
+
+/// The addresses in order, each once. Of too many, those that are known stay.
+fn bounded(mut addresses: Vec<SocketAddr>, known: &[SocketAddr]) -> Vec<SocketAddr> {
+    addresses.sort_unstable();
+    addresses.dedup();
+    if addresses.len() > MAX_ADDRESSES {
+        addresses.sort_by_key(|address| !known.contains(address));
+        addresses.truncate(MAX_ADDRESSES);
+        addresses.sort_unstable();
+    }
+    addresses
 }
 
 /// Adds the addresses of `before` that are not in `now` to those that have vanished.
@@ -356,6 +373,23 @@ mod tests {
         assert!(!sources.targets().has_former);
         let expected = ["10.0.0.2:6443 Configured", "10.0.0.3:6443 Configured"];
         assert_eq!(labels(&sources.targets()), expected);
+    }
+
+    #[test]
+    fn of_thousands_of_addresses_some_are_used_and_those_that_are_known_stay() {
+        let name = server("api.example:6443");
+        let mut sources = Sources::new(&[name.clone(), server("10.9.0.1:6443")], true);
+        let known = sockets(&["10.1.0.1:6443", "10.1.0.2:6443"]);
+        let many = (0..3000_u16).map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
+        let many: Vec<_> = many.chain(known.clone()).collect();
+        sources.record_discovered(known.clone());
+        sources.record_discovered(many.clone());
+        assert_eq!(sources.discovered.len(), MAX_ADDRESSES);
+        assert!(known.iter().all(|address| sources.is_discovered(address)));
+        sources.record_resolved(&name, known.clone());
+        sources.record_resolved(&name, many.clone());
+        assert_eq!(sources.targets().servers.len(), MAX_ADDRESSES + 1);
+        assert!(!sources.record_resolved(&name, many), "the same ones");
     }
 
     #[test]

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 pub use loom::sync::MutexGuard;
-pub use loom::thread;
+
+/// Words of a thread's stack. Loom's own, 4,096, are too few for a queue set without optimization.
+const STACK_WORDS: usize = 1 << 16;
 
 /// Preemptions in one execution: nearly all races need two, and each more multiplies the executions.
 const PREEMPTIONS: usize = 2;
@@ -21,7 +23,22 @@ pub fn model(threads: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound.get_or_insert(PREEMPTIONS);
     model.max_branches = 10_000;
-    model.check(threads);
+    let threads = Arc::new(threads);
+    model.check(move || {
+        let threads = Arc::clone(&threads);
+        thread::spawn(move || threads()).join().expect("no panic");
+    });
+}
+
+/// Loom's threads.
+pub mod thread {
+    pub use loom::thread::JoinHandle;
+
+    /// As std's.
+    pub fn spawn<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        let thread = loom::thread::Builder::new().stack_size(super::STACK_WORDS);
+        thread.spawn(run).expect("loom has room for it")
+    }
 }
 
 /// As loom's. Its waker, though, is cloned without a step, since tokio clones wakers under its locks.

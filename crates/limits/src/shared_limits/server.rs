@@ -65,6 +65,12 @@ impl SharedServer {
             Some(topology) => (true, topology),
             None => (false, scheme.strip_prefix("redis").ok_or(SCHEMES)?),
         };
+        if rest.contains(['?', '#']) {
+            return Err(
+                "no query and no fragment are understood here: see the flags --shared-limits-…"
+                    .to_owned(),
+            );
+        }
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         if hosts.contains('@') {
             return Err(
@@ -204,6 +210,8 @@ mod tests {
             ("redis+ring://r", "expected redis://"),
             ("redis://r/0/1", "expected redis://"),
             ("redis://u:p@r", "a credential in the URL"),
+            ("redis://r/0?password=s3cret", "no query and no fragment"),
+            ("redis://r?password=s3cret", "no query and no fragment"),
             ("redis://r/x", "the database \"x\" is not a number"),
             ("redis://", "\"\" is not HOST"),
             ("redis://r:0", "\"r:0\" is not HOST"),
@@ -216,6 +224,7 @@ mod tests {
         ] {
             let error = SharedServer::parse(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
+            assert!(!error.contains("s3cret"), "{error}");
         }
     }
 }

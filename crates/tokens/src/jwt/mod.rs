@@ -32,7 +32,7 @@ pub use keys::KeySet;
 
 /// The longest token that is parsed or reviewed, in bytes. Kubernetes' own tokens have 1 to 2 KiB.
 /// An OIDC token with hundreds of groups has some tens of KiB.
-pub const MAX_TOKEN_BYTES: usize = 128 << 10;
+pub const MAX_TOKEN_BYTES: usize = 64 << 10;
 
 /// Go's `base64.RawURLEncoding`: without padding, and unused bits of the last character may have
 /// any value.
