@@ -46,7 +46,7 @@ use weir::limits::list_bytes::ListBytes;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
 use weir::limits::watch_starts::WatchStarts;
-use weir::limits::{Admission, Permit};
+use weir::limits::{Admission, AdmissionPermit};
 use weir::pipeline::Pipeline;
 use weir::pipeline::connection::head_budget::HeadBudget;
 use weir::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer};
@@ -204,7 +204,7 @@ fn admission((controller, users): (Arc<Controller>, Vec<UserInfo>)) {
 struct Replay {
     runtime: Runtime,
     pipeline: Arc<Pipeline>,
-    permit: Permit,
+    permit: AdmissionPermit,
 }
 
 fn upstream_config() -> UpstreamConfig {

@@ -20,13 +20,13 @@
 //!    request executes, waits in a queue of its flow, or is rejected. Pure.
 //!
 //! What it decided is a slot of the queue set. A [`SeatPermit`](level::SeatPermit) owns the slot from
-//! then on, in the queue and with seats, and each owner above has one inner owner (the table in
-//! [`pipeline::response`](crate::pipeline::response)). The slot is given back, under the same lock, when
-//! the outermost owner is dropped: when the client has the last byte, when the client has gone and the API
-//! server is done, when the queue wait ends, or when a panic unwinds. Three ends come earlier: a
-//! watch gives its seats back after its initial events
-//! ([`release_watch_seats`](crate::limits::Permit::release_watch_seats)), a tunnel when it begins,
-//! and a response that is read ahead with the API server's last byte.
+//! then on, in the queue and with seats. Three owners follow above it, each with one inner owner (the
+//! table in [`pipeline::response`](crate::pipeline::response)). The slot is given back, under the same
+//! lock, when the outermost owner is dropped: when the client has the last byte, when the client has
+//! gone and the API server is done, when the queue wait ends, or when a panic unwinds. Three ends come
+//! earlier: a watch gives its seats back after its initial events
+//! ([`release_watch_seats`](crate::limits::AdmissionPermit::release_watch_seats)), a tunnel when it
+//! begins, and a response that is read ahead with the API server's last byte.
 //!
 //! The queue set may keep seats for some time after that (`Departure::Lingers`), as upstream does for
 //! writes that watches receive. A timer then owns the permit, and drops it.

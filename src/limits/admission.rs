@@ -1,11 +1,10 @@
 //! Admission: a request gets a permit or is rejected by a limit.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::flowcontrol::controller::{
-    AdmissionPermit, Controller, FlowControlDecision, RequestTimes,
-};
+use crate::flowcontrol::controller::{Controller, RequestTimes};
+use crate::flowcontrol::level::{FlowControlDecision, SeatPermit, SimulatedRequest};
 use crate::limits::list_bytes::CountedList;
 use crate::limits::rejection::Rejection;
 use crate::limits::watch_starts::WatchStart;
@@ -50,7 +49,7 @@ impl Admission {
         &self,
         attributes: &AdmissionAttributes<'_>,
         times: RequestTimes,
-    ) -> Result<Permit, Rejection> {
+    ) -> Result<AdmissionPermit, Rejection> {
         let concurrency = match self {
             Self::Fairness(controller) => {
                 if bypasses_fairness(attributes.info) {
@@ -72,9 +71,9 @@ impl Admission {
                 Err(rejection) => return Err(Rejection::MaxInFlight(rejection)),
             },
         };
-        Ok(Permit {
+        Ok(AdmissionPermit {
             concurrency,
-            ..Permit::default()
+            ..AdmissionPermit::default()
         })
     }
 
@@ -140,7 +139,7 @@ impl Admission {
 /// The permit of an admitted request, held until the end of its response. Drop releases what it
 /// holds.
 #[derive(Debug, Default)]
-pub struct Permit {
+pub struct AdmissionPermit {
     /// What the limiter of concurrent requests granted; `None` if it does not count the request.
     concurrency: Option<ConcurrencyPermit>,
     /// The permit of the client limits.
@@ -159,13 +158,13 @@ pub struct Permit {
 
 #[derive(Debug)]
 enum ConcurrencyPermit {
-    Seats(AdmissionPermit),
+    Seats(SeatPermit),
     Slot(#[expect(dead_code, reason = "kept for its drop")] InFlightPermit),
     /// No slot: max-in-flight would have rejected the request, but it is a dry run.
     SparedBy(MaxInFlightRejection),
 }
 
-impl Permit {
+impl AdmissionPermit {
     /// Adds the permit of the client limits.
     #[must_use]
     pub(crate) fn with_client_limits(
@@ -237,10 +236,9 @@ impl Permit {
     #[must_use]
     pub(crate) fn dry_run_rejection(&self) -> Option<Rejection> {
         match &self.concurrency {
-            Some(ConcurrencyPermit::Seats(admitted)) => admitted
-                .dry_run_rejection()
-                .cloned()
-                .map(Rejection::Fairness),
+            Some(ConcurrencyPermit::Seats(seats)) => {
+                seats.dry_run_rejection().map(Rejection::Fairness)
+            }
             Some(ConcurrencyPermit::SparedBy(rejection)) => {
                 Some(Rejection::MaxInFlight(*rejection))
             }
@@ -248,11 +246,11 @@ impl Permit {
         }
     }
 
-    /// The seats of a request that waits in the simulation of a dry run, and may still be rejected.
-    pub(crate) fn simulated_mut(&mut self) -> Option<&mut AdmissionPermit> {
+    /// The handle of a request that waits in the simulation of a dry run, and may still be rejected.
+    pub(crate) const fn simulated_mut(&mut self) -> Option<&mut SimulatedRequest> {
         match &mut self.concurrency {
-            Some(ConcurrencyPermit::Seats(admitted)) if admitted.is_simulated() => Some(admitted),
-            _ => None,
+            Some(ConcurrencyPermit::Seats(seats)) => seats.simulated_mut(),
+            Some(ConcurrencyPermit::Slot(_) | ConcurrencyPermit::SparedBy(_)) | None => None,
         }
     }
 
@@ -262,39 +260,21 @@ impl Permit {
         self.concurrency.is_some()
     }
 
-    /// Whether API Priority and Fairness exempts the request: it takes no seat.
-    #[must_use]
-    pub(crate) fn is_exempt(&self) -> bool {
-        matches!(
-            &self.concurrency,
-            Some(ConcurrencyPermit::Seats(admitted)) if admitted.is_exempt()
-        )
-    }
-
     /// Releases the seats of a watch whose initial events have been sent. From then on the watch is
     /// only counted. No effect if it has released them already.
     pub(crate) fn release_watch_seats(&mut self) {
         self.watch_start = None;
         self.list = None;
-        if let Some(ConcurrencyPermit::Seats(admitted)) = &mut self.concurrency {
-            admitted.mark_initialized();
+        if let Some(ConcurrencyPermit::Seats(seats)) = &mut self.concurrency {
+            seats.release();
         }
     }
 
     /// The decision of API Priority and Fairness, if that is configured.
     #[must_use]
-    pub(crate) fn decision(&self) -> Option<FlowControlDecision> {
+    pub(crate) const fn decision(&self) -> Option<&FlowControlDecision> {
         match &self.concurrency {
-            Some(ConcurrencyPermit::Seats(admitted)) => Some(admitted.decision()),
-            Some(ConcurrencyPermit::Slot(_) | ConcurrencyPermit::SparedBy(_)) | None => None,
-        }
-    }
-
-    /// The time in a queue, if API Priority and Fairness is configured.
-    #[must_use]
-    pub(crate) const fn queue_wait(&self) -> Option<Duration> {
-        match &self.concurrency {
-            Some(ConcurrencyPermit::Seats(admitted)) => Some(admitted.queue_wait()),
+            Some(ConcurrencyPermit::Seats(seats)) => Some(seats.decision()),
             Some(ConcurrencyPermit::Slot(_) | ConcurrencyPermit::SparedBy(_)) | None => None,
         }
     }

@@ -435,7 +435,7 @@ mod tests {
 
     use super::*;
     use crate::flowcontrol::controller::RequestTimes;
-    use crate::limits::admission::Permit;
+    use crate::limits::admission::AdmissionPermit;
     use crate::limits::rejection::Rejection;
     use weir_base::clock::Clock;
     use weir_kubernetes::api::UserInfo;
@@ -513,7 +513,7 @@ mod tests {
         assert!(read(&max_in_flight(&limiters)).await.is_err());
     }
 
-    async fn read(limiter: &LimiterInForce) -> Result<Permit, Rejection> {
+    async fn read(limiter: &LimiterInForce) -> Result<AdmissionPermit, Rejection> {
         let attributes = AdmissionAttributes {
             info: &RequestInfo::parse("GET", b"/api/v1/pods").unwrap(),
             user: &UserInfo {

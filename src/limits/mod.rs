@@ -1,6 +1,6 @@
 //! The limits that admit or reject a request. Each returns a permit or a [`Rejection`].
 //!
-//! A [`Permit`] is held until the last byte of the response has been sent, and drop releases it. A
+//! A [`AdmissionPermit`] is held until the last byte of the response has been sent, and drop releases it. A
 //! rejection is a decision, not an error: it names the limit, and the response reports which one it
 //! was.
 
@@ -16,6 +16,6 @@ pub(crate) mod total_warning;
 pub mod upgrade_rate;
 pub mod watch_starts;
 
-pub use admission::{Admission, Permit};
+pub use admission::{Admission, AdmissionPermit};
 pub use limiters::register_dry_run;
 pub(crate) use rejection::Rejection;

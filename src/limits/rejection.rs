@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::flowcontrol::controller::{AdmissionRejection, FlowControlDecision};
+use crate::flowcontrol::level::{FlowControlDecision, SeatRejection};
 use weir_limits::levers::{BLOCKED, LEVER_LIMIT, LeverAction, LeverRejection};
 use weir_limits::max_in_flight::MaxInFlightRejection;
 use weir_limits::rate::clients::enforcer::ClientLimitRejection;
@@ -39,7 +39,7 @@ pub enum Rejection {
     EventRateLimit(EventRejection),
     /// The priority level of the request has no free seat and no space in its queues, or the
     /// request timed out in a queue.
-    Fairness(AdmissionRejection),
+    Fairness(SeatRejection),
     /// An operator blocks or limits such requests.
     Lever {
         /// The lever.
@@ -130,9 +130,9 @@ impl Rejection {
 
     /// The decision of API Priority and Fairness, if that rejected the request.
     #[must_use]
-    pub(crate) fn decision(&self) -> Option<FlowControlDecision> {
+    pub(crate) const fn decision(&self) -> Option<&FlowControlDecision> {
         match self {
-            Self::Fairness(rejection) => Some(rejection.decision()),
+            Self::Fairness(rejection) => Some(&rejection.decision),
             Self::AbandonedBacklog
             | Self::ClientLimit(_)
             | Self::EventRateLimit(_)
@@ -193,7 +193,7 @@ impl Rejection {
             Self::ClientLimit(rejection) => &rejection.rule,
             Self::AbandonedBacklog => "exempt",
             Self::EventRateLimit(_) => "events",
-            Self::Fairness(rejection) => &rejection.flow_schema().name,
+            Self::Fairness(rejection) => &rejection.decision.flow_schema().name,
             Self::Lever { lever, .. } => lever.action.label(),
             Self::ListBytes { .. } => "lists",
             Self::MaxInFlight(rejection) => rejection.kind.label(),

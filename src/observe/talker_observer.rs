@@ -40,7 +40,7 @@ impl RequestObserver for WorkerShard {
 fn request_weights(shard: &WorkerShard, record: &Record, now: Instant) -> Weights {
     let rejected = matches!(record.outcome, RequestOutcome::Rejected(_));
     let (seats, queue_wait) = match &record.decision {
-        Some(decision) => (u64::from(decision.seats), decision.queue_wait),
+        Some(decision) => (u64::from(decision.seats()), decision.queue_wait),
         None if record.long_running => Default::default(),
         None => {
             let seats = shard.seats_without_decision();

@@ -32,7 +32,7 @@ use weir::limits::list_bytes::ListBytes;
 use weir::limits::memory_limit::MemoryLimit;
 use weir::limits::upgrade_rate::UpgradeRateLimit;
 use weir::limits::watch_starts::WatchStarts;
-use weir::limits::{Admission, Permit};
+use weir::limits::{Admission, AdmissionPermit};
 use weir::pipeline::Pipeline;
 use weir::pipeline::connection::head_budget::HeadBudget;
 use weir::pipeline::connection::peer::{BodyDrainSlots, HoldState, Peer};
@@ -94,7 +94,7 @@ struct FullPipeline {
     pipeline: Arc<Pipeline>,
     rejection_delay: Arc<RejectionDelay>,
     /// Of the write that is in flight.
-    _permit: Permit,
+    _permit: AdmissionPermit,
 }
 
 /// A pipeline that admits one event and one write; the write is in flight already.

@@ -8,9 +8,8 @@ use std::time::Duration;
 use http::{Method, Uri};
 use serde_json::Value;
 
-use crate::flowcontrol::controller::{
-    Controller, ControllerConfig, Enforcement, FlowControlDecision, RequestTimes,
-};
+use crate::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
+use crate::flowcontrol::level::FlowControlDecision;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_flowcontrol::bootstrap;
@@ -89,11 +88,11 @@ impl ServerFairness {
         };
         let admitted = self.controller.admit(&info, &user, times).await;
         let admitted = admitted.map_err(|rejected| TooManyRequests {
-            classification: classification(&rejected.decision()),
+            classification: classification(&rejected.decision),
             retry_after: rejected.retry_after,
         })?;
         Ok(Some(SeatGuard {
-            classification: classification(&admitted.decision()),
+            classification: classification(admitted.decision()),
             permit: Box::new(admitted),
         }))
     }

@@ -5,32 +5,27 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use prometheus::IntGauge;
-use tokio::time::{MissedTickBehavior, interval, timeout_at};
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::debug;
 
 use super::config::{ControllerConfig, Enforcement, RequestTimes};
 use super::configuration::Configuration;
 use super::count_state::ObjectCounting;
-use super::dry_run::SimulatedRequest;
-#[cfg(feature = "playground")]
-use super::outcome::FlowControlDecision;
-use super::outcome::WatchGuard;
-use super::outcome::{AdmissionPermit, AdmissionRejection, DryRun};
 use super::snapshot::ConfigSnapshot;
 use crate::flowcontrol::collector;
 use crate::flowcontrol::level::{
-    ArrivalError, ArrivalOutcome, ArrivingRequest, LevelOccupants, LevelSummary, PriorityLevel,
-    SchemaRoute, SeatPermit,
+    ArrivalError, ArrivalOutcome, ArrivingRequest, FlowControlDecision, LevelOccupants,
+    LevelSummary, PriorityLevel, SchemaRoute, SeatPermit, SeatRejection, WatchGuard,
 };
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_base::sync::Notify;
 use weir_flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
-use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
+#[cfg(feature = "playground")]
 use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_flowcontrol::matching::{Matcher, RequestDigest};
 use weir_flowcontrol::work_estimator::object_counts::ObjectCounts;
@@ -61,12 +56,6 @@ pub struct Controller {
     pub(super) object_counting: ObjectCounting,
     /// The metric of the seats of all levels.
     pub(super) seats_gauge: IntGauge,
-}
-
-/// A request that has been routed to its level.
-struct RoutedRequest {
-    arrival: ArrivalOutcome,
-    work: WorkEstimate,
 }
 
 /// Provides the inputs of an estimate, and records the number of watches that it used.
@@ -162,56 +151,25 @@ impl Controller {
         info: &RequestInfo<'_>,
         user: &UserInfo,
         times: RequestTimes,
-    ) -> Result<AdmissionPermit, AdmissionRejection> {
-        let now = times.now;
+    ) -> Result<SeatPermit, SeatRejection> {
         let config = **self.config.load();
         let until = times.queue_deadline(config.request_timeout);
-        let is_dry_run = |route: &SchemaRoute| config.enforcement.is_dry_run(route.is_dry_run);
-        let RoutedRequest { arrival, work } = match self.route_request(now, info, user) {
-            Ok(routed) => routed,
-            Err(rejection) if !is_dry_run(&rejection.route) => {
-                return Err(rejection);
+        let is_dry_run =
+            |decision: &FlowControlDecision| config.enforcement.is_dry_run(decision.is_dry_run());
+        let mut permit = match self.route_request(times.now, info, user) {
+            Ok(ArrivalOutcome::Executing(permit)) => permit,
+            Ok(ArrivalOutcome::Queued(permit)) if is_dry_run(permit.decision()) => {
+                permit.simulate(until)
             }
-            Err(rejection) => {
-                return Ok(AdmissionPermit {
-                    seat_permit: SeatPermit::empty(Arc::clone(&rejection.route)),
-                    _watch: self.watch_guard(info),
-                    work: rejection.work,
-                    dry_run: DryRun::Rejected(Box::new(rejection)),
-                    arrived: now,
-                    queue_wait: Duration::ZERO,
-                });
+            Ok(ArrivalOutcome::Queued(mut permit)) => {
+                permit.wait_until(until).await?;
+                permit
             }
+            Err(rejection) if is_dry_run(&rejection.decision) => SeatPermit::sparing(rejection),
+            Err(rejection) => return Err(rejection),
         };
-        let (permit, dry_run, queue_wait) = match arrival {
-            ArrivalOutcome::Executing(permit) => (permit, DryRun::Admitted, Duration::ZERO),
-            ArrivalOutcome::Queued(permit) if !is_dry_run(permit.route()) => {
-                let dispatched = wait_for_dispatch_until(permit, until).await;
-                let queue_wait = Clock.now().saturating_duration_since(now);
-                let permit = dispatched.map_err(|(route, retry_after)| AdmissionRejection {
-                    route,
-                    reason: RejectReason::TimeOut,
-                    retry_after,
-                    work,
-                    arrived: now,
-                    queue_wait,
-                })?;
-                (permit, DryRun::Admitted, queue_wait)
-            }
-            ArrivalOutcome::Queued(permit) => {
-                let empty_permit = SeatPermit::empty(Arc::clone(permit.route()));
-                let simulated = SimulatedRequest::start(permit, now, until);
-                (empty_permit, DryRun::Queued(simulated), Duration::ZERO)
-            }
-        };
-        Ok(AdmissionPermit {
-            seat_permit: permit,
-            dry_run,
-            _watch: self.watch_guard(info),
-            work,
-            arrived: now,
-            queue_wait,
-        })
+        permit.count_watch(self.watch_guard(info));
+        Ok(permit)
     }
 
     /// Replaces the objects. Waiting requests stay in their queues.
@@ -352,7 +310,7 @@ impl Controller {
         let snapshot = self.snapshot.load();
         let classification = snapshot.matcher.classify(&RequestDigest::new(info, user));
         let route = route_for(&snapshot, classification.index);
-        FlowControlDecision::new(route, WorkEstimate::default(), Clock.now(), Duration::ZERO)
+        FlowControlDecision::new(route, WorkEstimate::default(), Clock.now())
     }
 
     /// Classifies and estimates a request, and lets it arrive at its level.
@@ -361,7 +319,7 @@ impl Controller {
         now: Instant,
         info: &RequestInfo<'_>,
         user: &UserInfo,
-    ) -> Result<RoutedRequest, AdmissionRejection> {
+    ) -> Result<ArrivalOutcome, SeatRejection> {
         let digest = RequestDigest::new(info, user);
         loop {
             let snapshot = self.snapshot.load();
@@ -382,19 +340,15 @@ impl Controller {
                 interested_watches: context.watches.get(),
             };
             match route.arrive(now, &arriving) {
-                Ok(arrival) => return Ok(RoutedRequest { arrival, work }),
+                Ok(arrival) => return Ok(arrival),
                 Err(ArrivalError::Rejected {
                     reason,
                     retry_after,
                 }) => {
-                    let route = Arc::clone(route);
-                    return Err(AdmissionRejection {
-                        route,
+                    return Err(SeatRejection {
+                        decision: FlowControlDecision::new(route, work, now),
                         reason,
                         retry_after,
-                        work,
-                        arrived: now,
-                        queue_wait: Duration::ZERO,
                     });
                 }
                 // The configuration changed after the snapshot was loaded.
@@ -441,21 +395,6 @@ impl EstimateContext for ControllerContext<'_> {
         self.watches.set(Some(saturating_u32(watches)));
         watches
     }
-}
-
-/// Waits for the dispatch until `until`. A timeout returns the `Retry-After` in seconds.
-async fn wait_for_dispatch_until(
-    mut permit: SeatPermit,
-    until: Instant,
-) -> Result<SeatPermit, (Arc<SchemaRoute>, u32)> {
-    if timeout_at(until.into(), permit.wait_for_dispatch())
-        .await
-        .is_err()
-        && let Some(retry_after) = permit.cancel(Clock.now())
-    {
-        return Err((Arc::clone(permit.route()), retry_after));
-    }
-    Ok(permit)
 }
 
 fn compile_matcher<'o>(objects: impl IntoIterator<Item = &'o Object>) -> Matcher {

@@ -286,7 +286,7 @@ global-default,    global-default, 10,         0,                   loader,     
         };
         for _ in 0..10 {
             let mut watch = world.admit("w", "GET", WATCH).await.unwrap();
-            watch.mark_initialized();
+            watch.release();
             std::mem::forget(watch);
         }
         let held = world.admit("alice", "POST", PODS).await.unwrap();

@@ -13,11 +13,9 @@ mod apf_controller;
 mod config;
 mod configuration;
 mod count_state;
-mod dry_run;
 mod dump;
 mod held_seats;
 mod object_counting;
-mod outcome;
 mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -25,4 +23,3 @@ pub(crate) mod tests;
 pub use self::apf_controller::Controller;
 pub use self::config::{ControllerConfig, Enforcement, RequestTimes};
 pub(crate) use self::held_seats::SeatUse;
-pub(crate) use self::outcome::{AdmissionPermit, AdmissionRejection, FlowControlDecision};

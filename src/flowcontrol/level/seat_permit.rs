@@ -1,68 +1,60 @@
-//! The permit of an admitted request, and the arrival that returns it.
+//! What a request holds of its level, and the arrival that returns it.
 
-use std::future::Future;
-use std::pin::Pin;
+use parking_lot::Mutex;
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Instant;
 
-use http::HeaderValue;
 use tokio::runtime::Handle;
+use tokio::time::timeout_at;
 
-use super::arrival::{ArrivalError, ArrivingRequest};
-use super::counters::SchemaSlot;
-use super::priority_level::PriorityLevel;
+use super::decision::{FlowControlDecision, SchemaRoute, SeatRejection};
+use super::dry_run::SimulatedRequest;
+use super::state::{ArrivalError, ArrivingRequest};
 use weir_base::clock::Clock;
-use weir_flowcontrol::fairqueuing::queue_set::RequestKey;
-use weir_flowcontrol::matching::FlowDistinguisherMethod;
-
-/// An object, as responses and logs identify it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ObjectId {
-    /// The object's name.
-    pub(crate) name: String,
-    /// The object's UID.
-    pub(crate) uid: HeaderValue,
-}
-
-/// The route of a flow schema: its level, and everything about its requests that is known in
-/// advance.
-#[derive(Debug)]
-pub(crate) struct SchemaRoute {
-    /// The flow schema.
-    pub(crate) flow_schema: ObjectId,
-    /// The flow distinguisher of the schema.
-    pub(crate) distinguisher_method: FlowDistinguisherMethod,
-    /// The priority level's object.
-    pub(crate) priority_level: ObjectId,
-    /// The priority level.
-    pub(crate) level: Arc<PriorityLevel>,
-    /// The row of the schema's counters: [`PriorityLevel::register_schema`].
-    pub(crate) counters: SchemaSlot,
-    /// Whether the schema or its level says that it only counts.
-    pub(crate) is_dry_run: bool,
-}
+use weir_flowcontrol::fairqueuing::queue_set::{RejectReason, RequestKey};
+use weir_flowcontrol::work_estimator::watch_tracker::{Registration, WatchTracker};
 
 /// The outcome of an arrival that was not rejected.
 #[derive(Debug)]
 pub(crate) enum ArrivalOutcome {
-    /// The request waits for its [dispatch](SeatPermit::wait_for_dispatch).
+    /// The request waits for its [dispatch](SeatPermit::wait_until), or is
+    /// [simulated](SeatPermit::simulate).
     Queued(SeatPermit),
     /// The request may execute.
     Executing(SeatPermit),
 }
 
-/// A position in the queue, then seats. Dropping it, at any time, releases either. If the seats
-/// linger, a timer task takes over the permit and drops it later.
+/// A position in the queue, then seats. Dropping it, at any time, releases either, and then ends the
+/// count of a watch. If the seats linger, a timer task takes them over and releases them later.
 #[derive(Debug)]
-pub(crate) struct SeatPermit {
-    route: Arc<SchemaRoute>,
-    key: Option<RequestKey>,
+pub struct SeatPermit {
+    decision: FlowControlDecision,
+    state: SeatState,
+    watch: Option<WatchGuard>,
 }
 
-/// Completes when the request is dispatched.
 #[derive(Debug)]
-pub(crate) struct DispatchFuture<'p>(&'p SeatPermit);
+enum SeatState {
+    /// A position in the queue, or seats.
+    Slot(RequestKey),
+    /// Dry run: the request executes without seats, while its simulation waits or has them.
+    Simulated(SimulatedRequest),
+    /// Dry run: the request executes, although its level rejects it.
+    Spared {
+        reason: RejectReason,
+        retry_after: u32,
+    },
+    Released,
+}
+
+/// Counts a watch until it is dropped.
+#[derive(Debug)]
+pub(crate) struct WatchGuard {
+    pub(crate) tracker: Arc<Mutex<WatchTracker>>,
+    pub(crate) registration: Option<Registration>,
+}
 
 impl SchemaRoute {
     /// Lets a request arrive at the level.
@@ -76,10 +68,8 @@ impl SchemaRoute {
     ) -> Result<ArrivalOutcome, ArrivalError> {
         let (level, counters) = (&self.level, self.counters);
         let (key, waits) = level.with_lock(|level| level.arrive(now, counters, arriving))?;
-        let permit = SeatPermit {
-            route: Arc::clone(self),
-            key: Some(key),
-        };
+        let decision = FlowControlDecision::new(self, arriving.work, now);
+        let permit = SeatPermit::new(decision, SeatState::Slot(key));
         Ok(if waits {
             ArrivalOutcome::Queued(permit)
         } else {
@@ -89,56 +79,142 @@ impl SchemaRoute {
 }
 
 impl SeatPermit {
-    /// A permit without a position or seats, for a request with this route.
-    #[must_use]
-    pub(crate) const fn empty(route: Arc<SchemaRoute>) -> Self {
-        Self { route, key: None }
+    const fn new(decision: FlowControlDecision, state: SeatState) -> Self {
+        Self {
+            decision,
+            state,
+            watch: None,
+        }
     }
 
-    /// The route of the request.
+    /// The permit of a request that a dry run spares this rejection.
     #[must_use]
-    pub(crate) const fn route(&self) -> &Arc<SchemaRoute> {
-        &self.route
+    pub(crate) fn sparing(rejection: SeatRejection) -> Self {
+        let SeatRejection {
+            decision,
+            reason,
+            retry_after,
+        } = rejection;
+        let spared = SeatState::Spared {
+            reason,
+            retry_after,
+        };
+        Self::new(decision, spared)
     }
 
-    /// Waits for the dispatch.
+    /// The permit of a request that executes without seats, while its place in the queue is left
+    /// to a simulation that waits until `until`.
+    #[must_use]
+    pub(crate) fn simulate(mut self, until: Instant) -> Self {
+        let decision = self.decision.clone();
+        let simulated = SimulatedRequest::start(decision.arrived, async move {
+            self.wait_until(until).await.map(|()| self)
+        });
+        Self::new(decision, SeatState::Simulated(simulated))
+    }
+
+    /// Counts a watch for as long as the permit is held.
+    pub(crate) fn count_watch(&mut self, watch: Option<WatchGuard>) {
+        self.watch = watch;
+    }
+
+    /// The decision that admitted the request.
+    #[must_use]
+    pub(crate) const fn decision(&self) -> &FlowControlDecision {
+        &self.decision
+    }
+
+    /// The rejection that a dry run has spared the request. One that is
+    /// [simulated](Self::simulated_mut) may be rejected later.
+    #[must_use]
+    pub(crate) fn dry_run_rejection(&self) -> Option<SeatRejection> {
+        match self.state {
+            SeatState::Spared {
+                reason,
+                retry_after,
+            } => Some(self.rejection(reason, retry_after)),
+            SeatState::Slot(_) | SeatState::Simulated(_) | SeatState::Released => None,
+        }
+    }
+
+    /// The handle of the simulation of a dry run, if the request has one.
+    pub(crate) const fn simulated_mut(&mut self) -> Option<&mut SimulatedRequest> {
+        match &mut self.state {
+            SeatState::Simulated(simulated) => Some(simulated),
+            SeatState::Slot(_) | SeatState::Spared { .. } | SeatState::Released => None,
+        }
+    }
+
+    /// Waits for the dispatch until `until`.
+    ///
+    /// # Errors
+    /// The request has waited for too long, and has left the queue.
     ///
     /// # Cancel safety
     /// The position in the queue stays the same.
-    pub(crate) const fn wait_for_dispatch(&self) -> DispatchFuture<'_> {
-        DispatchFuture(self)
+    pub(crate) async fn wait_until(&mut self, until: Instant) -> Result<(), SeatRejection> {
+        let dispatched = timeout_at(until.into(), self.wait_for_dispatch()).await;
+        let now = Clock.now();
+        self.decision.queue_wait = now.saturating_duration_since(self.decision.arrived);
+        if dispatched.is_err()
+            && let Some(retry_after) = self.cancel(now)
+        {
+            return Err(self.rejection(RejectReason::TimeOut, retry_after));
+        }
+        Ok(())
+    }
+
+    async fn wait_for_dispatch(&self) {
+        let (SeatState::Slot(key), level) = (&self.state, &self.decision.route.level) else {
+            return;
+        };
+        poll_fn(
+            |cx| match level.with_lock(|level| level.poll_dispatched(*key, cx.waker())) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            },
+        )
+        .await;
     }
 
     /// Leaves the queue if the request still waits, and returns the `Retry-After` of the rejection
     /// in seconds. A dispatched request keeps its seats.
-    pub(crate) fn cancel(&mut self, now: Instant) -> Option<u32> {
-        let (level, key) = (&self.route.level, self.key?);
+    fn cancel(&mut self, now: Instant) -> Option<u32> {
+        let SeatState::Slot(key) = self.state else {
+            return None;
+        };
+        let level = &self.decision.route.level;
         let retry_after = level.with_lock(|level| level.cancel(now, key))?;
-        self.key = None;
+        self.state = SeatState::Released;
         Some(retry_after)
     }
 
-    /// Releases the position or the seats now.
+    fn rejection(&self, reason: RejectReason, retry_after: u32) -> SeatRejection {
+        SeatRejection {
+            decision: self.decision.clone(),
+            reason,
+            retry_after,
+        }
+    }
+
+    /// Releases the position or the seats now; a simulated request ends. Of a watch, its initial
+    /// events were its work: from then on it is only counted.
     pub(crate) fn release(&mut self) {
-        let Some(key) = self.key.take() else {
+        let state = std::mem::replace(&mut self.state, SeatState::Released);
+        let SeatState::Slot(key) = state else {
             return;
         };
         let now = Clock.now();
-        let level = &self.route.level;
+        let level = &self.decision.route.level;
         if let Some(linger) = level.with_lock(|level| level.leave(now, key)) {
-            let lingering = Self {
-                route: Arc::clone(&self.route),
-                key: Some(key),
-            };
+            let lingering = Self::new(self.decision.clone(), SeatState::Slot(key));
             lingering.release_at(now + linger);
         }
     }
 
     /// Releases the position or the seats at `at`. Outside of a runtime it releases them at once.
-    pub(crate) fn release_at(self, at: Instant) {
-        if self.key.is_some()
-            && let Ok(runtime) = Handle::try_current()
-        {
+    fn release_at(self, at: Instant) {
+        if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 tokio::time::sleep_until(at.into()).await;
                 drop(self); // also dropped if the runtime ends before
@@ -153,18 +229,11 @@ impl Drop for SeatPermit {
     }
 }
 
-impl Future for DispatchFuture<'_> {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let SeatPermit { route, key } = self.0;
-        let (Some(key), level) = (*key, &route.level) else {
-            return Poll::Ready(());
-        };
-        if level.with_lock(|level| level.poll_dispatched(key, cx.waker())) {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
+impl Drop for WatchGuard {
+    fn drop(&mut self) {
+        if let Some(registration) = self.registration.take() {
+            let mut tracker = self.tracker.lock();
+            tracker.unregister(registration);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The state that the lock of a level guards: its queue set, its counters, and the effects of a
-//! step.
+//! step. And what arrives at it.
 //!
 //! The holder of the lock calls one method, and then takes [`DeferredActions`] to run them after
 //! releasing the lock.
@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::arrival::{ArrivalError, ArrivingRequest};
 use super::counters::{LevelCounters, SchemaSlot};
 use super::request_details::RequestDetails;
 use weir_base::clock::Clock;
@@ -17,9 +16,11 @@ use weir_flowcontrol::concurrency::demand::{DemandPeriod, SeatDemand};
 use weir_flowcontrol::fairqueuing::queue_set::{
     Arrival, Departure, DispatchPhase, Effects, Load, QueueSet, Queuing, RejectReason, RequestKey,
 };
+use weir_flowcontrol::fairqueuing::seats::WorkEstimate;
 use weir_flowcontrol::retry_after::DroppedRequestsTracker;
+use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::numeric::saturating_u32;
-use weir_kubernetes::request_info::{RequestKind, Verb};
+use weir_kubernetes::request_info::{RequestInfo, RequestKind, Verb};
 use weir_limits::in_flight::InFlightMetrics;
 
 /// The number of buffers kept for later requests: as many as the queue set keeps slots.
@@ -34,6 +35,37 @@ pub(super) enum LevelState {
     Open,
     /// The configuration no longer contains the level, but it has requests.
     Quiescing,
+}
+
+/// A request that has been classified and estimated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArrivingRequest<'a> {
+    /// The request.
+    pub(crate) info: &'a RequestInfo<'a>,
+    /// The user of the request.
+    pub(crate) user: &'a UserInfo,
+    /// The flow distinguisher, which identifies the flow within its schema.
+    pub(crate) flow_distinguisher: &'a [u8],
+    /// The hash by which the flow is dealt its queues.
+    pub(crate) flow_hash: u64,
+    /// The expected cost.
+    pub(crate) work: WorkEstimate,
+    /// For a write whose estimate depends on watches: the number of interested watches.
+    pub(crate) interested_watches: Option<u32>,
+}
+
+/// The errors of an arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ArrivalError {
+    /// The level was closed, or the schema removed, after the request was classified.
+    Closed,
+    /// The level rejects the request.
+    Rejected {
+        /// The reason of the rejection.
+        reason: RejectReason,
+        /// The `Retry-After` in seconds.
+        retry_after: u32,
+    },
 }
 
 /// The level's payload of a request in the queue set.

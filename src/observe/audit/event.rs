@@ -14,7 +14,7 @@ use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::flowcontrol::controller::FlowControlDecision;
+use crate::flowcontrol::level::FlowControlDecision;
 use crate::pipeline::trace::outcome::RequestOutcome;
 use weir_audit::policy::{AuditLevel, AuditPolicy, AuditStage};
 use weir_kubernetes::api::UserInfo;
@@ -281,7 +281,7 @@ impl AuditEntry {
                 (&*decision.priority_level().name).into(),
             );
             all.insert("weir/queue-wait", wait.into());
-            all.insert("weir/seats", decision.seats.to_string().into());
+            all.insert("weir/seats", decision.seats().to_string().into());
         }
         if let RequestOutcome::Rejected(limit) = self.outcome {
             all.insert("weir/rejected-by", limit.into());

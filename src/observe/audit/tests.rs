@@ -201,7 +201,7 @@ async fn annotations_carry_the_decision() {
     let admission = controller
         .admit(&record.info().unwrap(), &user, RequestTimes::at(now))
         .await;
-    record.decision = Some(admission.unwrap().decision());
+    record.decision = Some(admission.unwrap().decision().clone());
     record.outcome = RequestOutcome::Rejected("client-limit");
     // The user that a request counts for is not part of the audited identity.
     record.counted_as = Some(Arc::new(UserInfo::anonymous()));

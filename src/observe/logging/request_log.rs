@@ -331,7 +331,7 @@ impl RequestObserver for AccessLog {
             srcIP = %record.peer,
             apf_pl = fields.priority_level,
             apf_fs = fields.flow_schema,
-            apf_seats = record.decision.as_ref().map(|decision| decision.seats),
+            apf_seats = record.decision.as_ref().map(|decision| decision.seats()),
             apf_queue_wait_seconds = fields.queue_wait,
             rejection = limit,
             resp = record.outcome.code().map(|code| code.as_u16()),

@@ -137,7 +137,7 @@ fn request_attributes(record: &Record) -> Vec<KeyValue> {
         attributes.extend([
             text("weir.flow_schema", &decision.flow_schema().name),
             text("weir.priority_level", &decision.priority_level().name),
-            integer("weir.seats", decision.seats),
+            integer("weir.seats", decision.seats()),
             KeyValue::new("weir.queue_wait_seconds", decision.queue_wait.as_secs_f64()),
         ]);
     }

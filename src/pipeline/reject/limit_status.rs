@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 
-use crate::flowcontrol::controller::AdmissionRejection;
+use crate::flowcontrol::level::SeatRejection;
 use crate::limits::Rejection;
 use weir_flowcontrol::fairqueuing::queue_set::RejectReason;
 use weir_kubernetes::api::Status;
@@ -126,14 +126,14 @@ fn policy_rejection(rejected: &PolicyRejection) -> (&'static str, String) {
 }
 
 /// Cause and message of a priority level's rejection.
-fn level_rejection(rejected: &AdmissionRejection) -> (&'static str, String) {
+fn level_rejection(rejected: &SeatRejection) -> (&'static str, String) {
     let (cause, what) = match rejected.reason {
         RejectReason::ConcurrencyLimit => ("weir/concurrency-limit", "all its seats are taken"),
         RejectReason::QueueFull => ("weir/queue-full", "its queues are full"),
         RejectReason::TimeOut => ("weir/time-out", "no seat came free in time"),
     };
-    let schema = &rejected.flow_schema().name;
-    let level = &rejected.priority_level().name;
+    let schema = &rejected.decision.flow_schema().name;
+    let level = &rejected.decision.priority_level().name;
     let reason = rejected.reason.label();
     let message = format!(
         "too many requests: flow schema {schema:?} leads to priority level {level:?}, and {what} ({reason}); please try again later"

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 
-use crate::flowcontrol::level::ObjectId;
+use crate::flowcontrol::level::FlowControlDecision;
 use crate::flowcontrol::{FLOW_SCHEMA_UID, PRIORITY_LEVEL_UID};
 use crate::limits::Rejection;
 use crate::pipeline::reject::limit_status::limit_status;
@@ -95,8 +95,8 @@ impl RejectionResponseCache {
             Rejection::Fairness(rejected) => HashKey::of(
                 &self.secret,
                 (
-                    rejected.flow_schema(),
-                    rejected.priority_level(),
+                    rejected.decision.flow_schema(),
+                    rejected.decision.priority_level(),
                     rejected.reason,
                     retry_after,
                 ),
@@ -172,7 +172,7 @@ impl EncodedStatus {
         let mut status = Self::new(&status, StatusCode::TOO_MANY_REQUESTS);
         if let Rejection::Fairness(fairness) = rejection {
             for headers in status.headers_mut() {
-                set_decision_headers(headers, fairness.flow_schema(), fairness.priority_level());
+                set_decision_headers(headers, &fairness.decision);
             }
         }
         status
@@ -247,14 +247,10 @@ fn build_response(code: StatusCode, headers: HeaderMap, body: Bytes) -> Response
 }
 
 /// Sets the headers that name the rejecting flow schema and priority level, as kube-apiserver does.
-fn set_decision_headers(
-    headers: &mut HeaderMap,
-    flow_schema: &ObjectId,
-    priority_level: &ObjectId,
-) {
+fn set_decision_headers(headers: &mut HeaderMap, decision: &FlowControlDecision) {
     for (name, of) in [
-        (FLOW_SCHEMA_UID, flow_schema),
-        (PRIORITY_LEVEL_UID, priority_level),
+        (FLOW_SCHEMA_UID, decision.flow_schema()),
+        (PRIORITY_LEVEL_UID, decision.priority_level()),
     ] {
         headers.insert(name, of.uid.clone());
     }

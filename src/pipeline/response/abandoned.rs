@@ -23,7 +23,7 @@ use prometheus::IntGauge;
 use tokio::runtime::Handle;
 use tokio::time::{sleep_until, timeout_at};
 
-use crate::limits::Permit;
+use crate::limits::AdmissionPermit;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::upstream::forward::send::SendContext;
 use crate::upstream::pool::stream_guard::{CANCEL_GRACE_PERIOD, CancelOutcome, StreamGuard};
@@ -81,7 +81,7 @@ pub(crate) struct InFlightRequest {
     /// When the request was handed to a connection; before that the API server executes nothing.
     sent_at: Option<Instant>,
     /// `None` only while it is dropped.
-    permit: Option<Permit>,
+    permit: Option<AdmissionPermit>,
     retention: AbandonedRetention,
     /// Both request and response are complete.
     complete: bool,
@@ -105,7 +105,7 @@ pub(crate) struct AbandonedRetention {
 
 impl InFlightRequest {
     /// Of a request that is about to be sent.
-    pub(crate) fn new(permit: Permit, retention: AbandonedRetention) -> Self {
+    pub(crate) fn new(permit: AdmissionPermit, retention: AbandonedRetention) -> Self {
         Self {
             stream_guard: None,
             sent_at: None,
@@ -119,7 +119,7 @@ impl InFlightRequest {
     pub(crate) const fn send_context<'a>(
         &'a mut self,
         requester: &'a Requester,
-    ) -> (SendContext<'a>, Option<&'a mut Permit>) {
+    ) -> (SendContext<'a>, Option<&'a mut AdmissionPermit>) {
         let context = SendContext {
             requester,
             guard: &mut self.stream_guard,
@@ -134,7 +134,7 @@ impl InFlightRequest {
     }
 
     /// The permit, until it is released.
-    pub(crate) const fn permit_mut(&mut self) -> Option<&mut Permit> {
+    pub(crate) const fn permit_mut(&mut self) -> Option<&mut AdmissionPermit> {
         self.permit.as_mut()
     }
 
@@ -193,7 +193,7 @@ impl Drop for InFlightRequest {
 /// Keeps what an abandoned request holds for as long as it is charged.
 fn abandon(
     mut stream: Option<Box<dyn StreamGuard>>,
-    permit: Option<Permit>,
+    permit: Option<AdmissionPermit>,
     retention: &AbandonedRetention,
     sent_at: Option<Instant>,
 ) {
@@ -247,7 +247,7 @@ fn abandon(
 
 /// Releases the seats of a watch at `seats_until`, if that is a time, and all else at `deadline`.
 async fn release_at_deadlines(
-    permit: &mut Option<Permit>,
+    permit: &mut Option<AdmissionPermit>,
     seats_until: Option<Instant>,
     deadline: Instant,
 ) {
@@ -309,7 +309,7 @@ mod tests {
             }
         }
 
-        async fn acquire(&self) -> Option<Permit> {
+        async fn acquire(&self) -> Option<AdmissionPermit> {
             let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
             let user = UserInfo::anonymous();
             let digest = AdmissionAttributes {

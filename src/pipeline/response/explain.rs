@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::flowcontrol::controller::FlowControlDecision;
+use crate::flowcontrol::level::FlowControlDecision;
 
 const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-weir-flow-schema");
 const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-weir-priority-level");
@@ -20,7 +20,7 @@ pub(crate) fn set_explain_headers(headers: &mut HeaderMap, decision: Option<&Flo
             decision.flow_schema().name.to_string(),
             decision.priority_level().name.to_string(),
             format_seconds(decision.queue_wait),
-            decision.seats.to_string(),
+            decision.seats().to_string(),
         ]
     });
     let names = [FLOW_SCHEMA, PRIORITY_LEVEL, QUEUE_WAIT, SEATS];

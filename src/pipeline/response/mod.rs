@@ -6,9 +6,8 @@
 //!
 //! | owner | layer | adds |
 //! |---|---|---|
-//! | [`SeatPermit`](crate::flowcontrol::level::SeatPermit) | `flowcontrol::level` | the position in the queue, then the seats |
-//! | [`AdmissionPermit`](crate::flowcontrol::controller::AdmissionPermit) | `flowcontrol::controller` | the decision, the count of watches |
-//! | [`Permit`](crate::limits::Permit) | `limits` | the slot of max-in-flight instead of a seat; the client limits |
+//! | [`SeatPermit`](crate::flowcontrol::level::SeatPermit) | `flowcontrol::level` | the position in the queue, then the seats; the count of a watch; the decision |
+//! | [`AdmissionPermit`](crate::limits::AdmissionPermit) | `limits` | a slot of max-in-flight instead of seats; what clients' limits, policies and levers count; the turns of watches and lists |
 //! | `InFlightRequest` | [`abandoned`] | the upstream's stream, which is closed first |
 //! | `ResponseGuard` | `in_flight` | the trace; dropped with the last byte that the client gets. Of a response that is read ahead, the stream and the permit are dropped with the API server's last byte |
 

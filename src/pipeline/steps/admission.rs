@@ -9,7 +9,7 @@ use std::task::Poll;
 
 use crate::flowcontrol::controller::RequestTimes;
 use crate::identity::Authentication;
-use crate::limits::Permit;
+use crate::limits::AdmissionPermit;
 use crate::limits::abandoned_backlog::backlog_holder;
 use crate::limits::levers::LeverCheck;
 use crate::limits::list_bytes::CountedList;
@@ -31,7 +31,7 @@ use weir_limits::AdmissionAttributes;
 
 /// The permit of an admitted request, and the part of its body that was read.
 pub(crate) struct Admitted {
-    pub(crate) permit: Permit,
+    pub(crate) permit: AdmissionPermit,
     pub(crate) body: Option<BodyPrefix>,
     /// What the response counts for until it arrives, while memory may become scarce.
     pub(crate) reserved: Option<ReservedResponse>,
@@ -189,14 +189,16 @@ impl Pipeline {
         &self,
         attributes: &AdmissionAttributes<'_>,
         times: RequestTimes,
-    ) -> Result<Permit, Rejection> {
+    ) -> Result<AdmissionPermit, Rejection> {
         if self.shared.levers.lift_limits() {
-            return Ok(Permit::default());
+            return Ok(AdmissionPermit::default());
         }
         let admission = &self.shared.admission;
         let is_enforced = || !admission.is_dry_run();
         let admitted = self.wait_while(is_enforced, admission.admit(attributes, times));
-        admitted.await.unwrap_or_else(|| Ok(Permit::default()))
+        admitted
+            .await
+            .unwrap_or_else(|| Ok(AdmissionPermit::default()))
     }
 
     /// Waits for what a limit grants while that limit is enforced. `None` if a lever ends that.

@@ -8,7 +8,7 @@ use http::{HeaderMap, Response, StatusCode, Version, request};
 use http_body::Body as _;
 use tokio::time::timeout_at;
 
-use crate::limits::Permit;
+use crate::limits::AdmissionPermit;
 use crate::limits::abandoned_backlog::backlog_holder;
 use crate::limits::memory_limit::unread_responses::ReservedResponse;
 use crate::pipeline::dependencies::Pipeline;
@@ -45,7 +45,7 @@ pub(crate) struct AdmittedRequest {
     pub(crate) outgoing: OutgoingRequest,
     pub(crate) body: OutgoingBody,
     pub(crate) upgrade: Option<UpgradeRequest>,
-    pub(crate) permit: Permit,
+    pub(crate) permit: AdmissionPermit,
     pub(crate) reader: ResponseReader,
     pub(crate) deadline: Option<RequestDeadline>,
     /// Whether its user is known for certain.
@@ -204,7 +204,7 @@ impl Pipeline {
         &self,
         info: &RequestInfo<'_>,
         requester: &Requester,
-        permit: Permit,
+        permit: AdmissionPermit,
         limit: Option<RequestDeadline>,
         is_here: bool,
     ) -> InFlightRequest {
@@ -219,7 +219,11 @@ impl Pipeline {
             backlog: requester
                 .user
                 .as_ref()
-                .filter(|_| permit.is_exempt())
+                .filter(|_| {
+                    permit
+                        .decision()
+                        .is_some_and(|decision| decision.is_exempt())
+                })
                 .and_then(|user| backlog_holder(user, requester.network))
                 .map(|holder| (Arc::clone(&self.shared.abandoned_backlog), holder)),
             admitted_at,
@@ -257,10 +261,10 @@ impl Pipeline {
     /// Adds the requested annotations to the response. The headers that name the flow schema are
     /// left to the API server: it sends none if it rejects a request before priority and fairness,
     /// and weir may have objects that exist in no cluster.
-    fn annotate(&self, headers: &mut HeaderMap, permit: &Permit, trace: &mut Trace) {
+    fn annotate(&self, headers: &mut HeaderMap, permit: &AdmissionPermit, trace: &mut Trace) {
         trace.annotate_audit_id(headers);
         if self.shared.settings.explain_responses {
-            set_explain_headers(headers, permit.decision().as_ref());
+            set_explain_headers(headers, permit.decision());
         }
     }
 
@@ -316,7 +320,7 @@ fn release_at_response<B>(
     response: &Response<B>,
     observed_list: Option<ObservedList>,
     head_took: Duration,
-    permit: &mut Permit,
+    permit: &mut AdmissionPermit,
 ) -> Option<Box<WatchInitialization>> {
     let status = response.status();
     if *info.verb() != Verb::Watch {

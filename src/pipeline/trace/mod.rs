@@ -23,8 +23,8 @@ use http::{HeaderMap, StatusCode};
 use tracing::warn;
 
 use crate::flowcontrol::controller;
-use crate::flowcontrol::controller::FlowControlDecision;
-use crate::limits::{Permit, Rejection};
+use crate::flowcontrol::level::FlowControlDecision;
+use crate::limits::{AdmissionPermit, Rejection};
 use crate::pipeline::trace::audit_id::AuditContext;
 use crate::pipeline::trace::label_allowlist::handler_labels;
 use crate::pipeline::trace::lever_subject::LeverSubject;
@@ -213,7 +213,7 @@ impl Trace {
 
     /// Records what priority and fairness or max-in-flight would have done with an admitted request
     /// that a dry run lets pass, now or when its time in a queue is over.
-    pub(super) fn record_dry_run(&mut self, permit: &mut Permit) {
+    pub(super) fn record_dry_run(&mut self, permit: &mut AdmissionPermit) {
         if let Some(rejection) = permit.dry_run_rejection() {
             self.record_dry_run_rejection(rejection);
         }
@@ -273,18 +273,18 @@ impl Trace {
     }
 
     /// The request is admitted.
-    pub(super) fn record_admitted(&mut self, permit: &Permit, now: Instant) {
+    pub(super) fn record_admitted(&mut self, permit: &AdmissionPermit, now: Instant) {
         self.times.admitted = now;
         if let Some(context) = self.trace_context_mut() {
             context.forwarded_at = Some(now);
         }
-        if let Some(queued) = permit.queue_wait() {
-            self.times.queue_wait = queued;
+        if let Some(decision) = permit.decision() {
+            self.times.queue_wait = decision.queue_wait;
             let duration = now.saturating_duration_since(self.times.admission_started);
             self.metrics.stages.record_fairness(duration);
         }
         if let Some(guard) = &mut self.record {
-            guard.record.decision = permit.decision();
+            guard.record.decision = permit.decision().cloned();
         }
     }
 

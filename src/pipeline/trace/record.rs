@@ -14,7 +14,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use parking_lot::Mutex;
 
-use crate::flowcontrol::controller::FlowControlDecision;
+use crate::flowcontrol::level::FlowControlDecision;
 use crate::limits::Rejection;
 use crate::pipeline::connection::peer::ReceivedHead;
 use crate::pipeline::trace::audit_id::AuditContext;
@@ -307,7 +307,7 @@ impl RecordGuard {
         };
         self.record.outcome = RequestOutcome::Rejected(limit);
         if let Some(limit_rejection) = rejection.limit_rejection {
-            self.record.decision = limit_rejection.decision();
+            self.record.decision = limit_rejection.decision().cloned();
             if let Rejection::ClientLimit(rejected) = limit_rejection {
                 self.record.rule = Some(Arc::clone(&rejected.rule));
             }

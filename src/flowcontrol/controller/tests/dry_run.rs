@@ -64,7 +64,7 @@ async fn a_request_that_times_out_in_the_simulated_queue_is_counted_as_rejected_
     let fixture = dry_run_fixture(1, queue(1, 10));
     let _first = fixture.get_now("a");
     let mut second = fixture.get_now("b");
-    assert!(second.is_simulated() && second.dry_run_rejection().is_none());
+    assert!(second.simulated_mut().is_some() && second.dry_run_rejection().is_none());
     let reported = reports_of(&mut second);
     advance(14_999 * MS).await;
     assert_eq!(*reported.lock(), []);
@@ -78,10 +78,11 @@ async fn a_request_that_times_out_in_the_simulated_queue_is_counted_as_rejected_
 }
 
 /// What the simulation reports of a request.
-fn reports_of(permit: &mut AdmissionPermit) -> Arc<Mutex<Vec<RejectReason>>> {
+fn reports_of(permit: &mut SeatPermit) -> Arc<Mutex<Vec<RejectReason>>> {
     let reported = Arc::<Mutex<Vec<_>>>::default();
     let reports = Arc::clone(&reported);
-    permit.report_rejection_to(move |rejection| reports.lock().push(rejection.reason));
+    let simulated = permit.simulated_mut().expect("a simulation");
+    simulated.report_rejection_to(move |rejection| reports.lock().push(rejection.reason));
     reported
 }
 
@@ -141,7 +142,7 @@ async fn a_schema_or_a_level_is_a_dry_run_by_itself() {
         let second = fixture.admit("b", "GET", POD).await;
         assert_eq!(second.is_ok(), passes, "{of_level} {of_schema}");
         let spared = second.ok();
-        let spared = spared.as_ref().and_then(AdmissionPermit::dry_run_rejection);
+        let spared = spared.as_ref().and_then(SeatPermit::dry_run_rejection);
         assert_eq!(spared.is_some(), passes, "{of_level} {of_schema}");
         let levels = fixture.controller.dry_run_levels();
         assert_eq!(levels.contains("work"), of_level == "DryRun");
@@ -173,7 +174,7 @@ async fn a_watch_in_the_simulated_queue_is_charged_for_its_initialization() {
     let first = fixture.get_now("a");
     let mut watch = fixture.admit("b", "GET", WATCH).await.unwrap();
     advance(4 * MS).await;
-    watch.mark_initialized();
+    watch.release();
     advance(4 * MS).await;
     drop(first);
     run_ready_tasks().await;

@@ -37,8 +37,8 @@ async fn a_rejection_has_a_reason_and_a_retry_after() {
     let rejected = fixture.admit("b", "GET", POD).await.unwrap_err();
     assert_eq!(rejected.reason, RejectReason::ConcurrencyLimit);
     assert_eq!(rejected.retry_after, 1);
-    assert_eq!(rejected.flow_schema().name, "all");
-    assert_eq!(rejected.priority_level().uid.len(), 36);
+    assert_eq!(rejected.decision.flow_schema().name, "all");
+    assert_eq!(rejected.decision.priority_level().uid.len(), 36);
     let totals = fixture.totals("work");
     assert_eq!((totals.rejected, totals.cancelled), (1, 0));
     let refused = "apiserver_flowcontrol_request_wait_duration_seconds_count\
@@ -90,7 +90,7 @@ async fn a_watch_releases_its_seat_once_initialized_and_is_counted_until_it_ends
         ((0, 1, 1), 1)
     );
     advance(3 * MS).await;
-    watch.mark_initialized();
+    watch.release();
     assert_eq!(
         (
             fixture.load("work"),
@@ -98,7 +98,7 @@ async fn a_watch_releases_its_seat_once_initialized_and_is_counted_until_it_ends
         ),
         ((0, 0, 0), 1)
     );
-    watch.mark_initialized();
+    watch.release();
     drop(watch);
     assert_eq!(
         (
@@ -126,10 +126,10 @@ async fn a_watch_that_ends_before_it_is_initialized_releases_everything() {
 }
 
 /// A write that ten watches receive.
-async fn write_with_many_watches(fixture: &ControllerFixture) -> AdmissionPermit {
+async fn write_with_many_watches(fixture: &ControllerFixture) -> SeatPermit {
     for _ in 0..10 {
         let mut watch = fixture.admit("w", "GET", WATCH).await.unwrap();
-        watch.mark_initialized();
+        watch.release();
         std::mem::forget(watch);
     }
     fixture.admit("a", "POST", PODS).await.unwrap()
@@ -139,7 +139,7 @@ async fn write_with_many_watches(fixture: &ControllerFixture) -> AdmissionPermit
 async fn seats_linger_after_a_write_with_many_watches() {
     let fixture = one_level(1, queue(1, 10));
     let write = write_with_many_watches(&fixture).await;
-    assert_eq!(write.work.additional_latency, 5 * MS);
+    assert_eq!(write.decision().work.additional_latency, 5 * MS);
     drop(write);
     assert_eq!(fixture.load("work"), (0, 0, 1));
     let mut next = fixture.get("b").expect_pending();

@@ -88,7 +88,7 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
     let mut watches = Vec::new();
     for _ in 0..11 {
         let mut watch = fixture.admit("w", "GET", WATCH).await.unwrap();
-        watch.mark_initialized();
+        watch.release();
         watches.push(watch);
     }
     let _held: Vec<_> = (0..18).map(|_| fixture.get_now("d")).collect();

@@ -18,7 +18,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::flowcontrol::level::{ArrivalError, ArrivingRequest, LevelDump, PriorityLevel};
+use crate::flowcontrol::level::{
+    ArrivalError, ArrivingRequest, LevelDump, PriorityLevel, SeatPermit, SeatRejection,
+};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 use weir_flowcontrol::fairqueuing::queue_set::{QueueSetTotals, RejectReason};
@@ -46,7 +48,7 @@ pub(crate) struct ControllerFixture {
 }
 
 /// The outcome of an admission.
-pub(crate) type AdmissionResult = Result<AdmissionPermit, AdmissionRejection>;
+pub(crate) type AdmissionResult = Result<SeatPermit, SeatRejection>;
 
 pub(crate) fn controller_fixture(
     seats: u32,
@@ -191,7 +193,7 @@ impl ControllerFixture {
     }
 
     /// A get request that must not wait.
-    pub(crate) fn get_now(&self, user: &str) -> AdmissionPermit {
+    pub(crate) fn get_now(&self, user: &str) -> SeatPermit {
         match self.get(user).poll_once() {
             Poll::Ready(Ok(admitted)) => admitted,
             Poll::Ready(Err(rejected)) => panic!("{user} is refused: {rejected:?}"),

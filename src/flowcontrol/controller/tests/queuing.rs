@@ -19,7 +19,7 @@ async fn a_waiting_request_starts_when_a_seat_is_released() {
     let Poll::Ready(Ok(admitted)) = next.poll_once() else {
         panic!("its turn has come");
     };
-    assert_eq!(admitted.queue_wait(), 7 * MS);
+    assert_eq!(admitted.decision().queue_wait, 7 * MS);
     assert_eq!(fixture.load("work"), (0, 1, 1));
     let waits = "apiserver_flowcontrol_request_wait_duration_seconds_sum\
                  {execute=\"true\",flow_schema=\"all\",priority_level=\"work\"}";
@@ -155,7 +155,7 @@ async fn a_request_past_its_queue_deadline_starts_if_a_seat_is_free() {
     advance(20_000 * MS).await;
     let arrived = Clock.now().checked_sub(20_000 * MS).unwrap();
     let admitted = fixture.admit_until("a", "GET", POD, arrived, None).await;
-    assert_eq!(admitted.unwrap().queue_wait(), Duration::ZERO);
+    assert_eq!(admitted.unwrap().decision().queue_wait, Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]

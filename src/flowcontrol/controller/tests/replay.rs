@@ -111,7 +111,7 @@ async fn run_live(log: &TestLog, seats: u32, before: Duration) -> FlowOutcomes {
             let times = RequestTimes::at(Clock.now());
             match controller.admit(&info, user, times).await {
                 Ok(permit) => {
-                    let wait = permit.queue_wait().as_millis();
+                    let wait = permit.decision().queue_wait.as_millis();
                     let wait = f64::from(u32::try_from(wait).unwrap());
                     let key = schema(&permit.decision().flow_schema().name);
                     tokio::time::sleep(service_time(request)).await;
@@ -119,7 +119,7 @@ async fn run_live(log: &TestLog, seats: u32, before: Duration) -> FlowOutcomes {
                     (key, (1, 0, wait))
                 }
                 Err(rejected) => {
-                    let decision = rejected.decision();
+                    let decision = &rejected.decision;
                     (schema(&decision.flow_schema().name), (0, 1, 0.0))
                 }
             }

@@ -74,7 +74,7 @@ async fn run_client(fixture: &ControllerFixture, seed: u64) -> StressOutcomes {
             yield_now().await;
         }
         match random.u32(0..4) {
-            0 => admitted.mark_initialized(),
+            0 => admitted.release(),
             1 => tokio::time::sleep(MS).await,
             _ => {}
         }
@@ -88,7 +88,7 @@ async fn run_clients(seed: u64, fixture: Arc<ControllerFixture>) -> StressOutcom
     for n in 0..12 {
         let watch = fixture.admit(&format!("w{n}"), "GET", WATCH).await;
         watches.extend(watch.map(|mut watch| {
-            watch.mark_initialized();
+            watch.release();
             watch
         }));
     }

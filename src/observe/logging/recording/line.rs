@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::flowcontrol::controller::FlowControlDecision;
+use crate::flowcontrol::level::FlowControlDecision;
 use crate::observe::logging::recording::pseudonyms::{KeptNames, PseudonymKey, Pseudonyms};
 use crate::pipeline::trace::outcome::RequestOutcome;
 use weir_kubernetes::api::UserInfo;
@@ -145,7 +145,7 @@ impl RecordedRequest {
         if let Some(decision) = &self.decision {
             fields.flow_schema = Some(decision.flow_schema().name.clone());
             fields.priority_level = Some(decision.priority_level().name.clone());
-            let work = decision.work();
+            let work = decision.work;
             fields.seats = Some(work.initial_seats);
             fields.final_seats = Some(work.final_seats).filter(|seats| *seats > 0);
             fields.final_ms = positive_ms(work.additional_latency);

@@ -407,7 +407,7 @@ async fn a_request_is_recorded_with_its_decision_and_the_times_that_follow_from_
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
         let times = RequestTimes::at(Clock.now());
         let permit = controller.admit(&info, &alice(), times).await.unwrap();
-        request.decision = Some(permit.decision());
+        request.decision = Some(permit.decision().clone());
         advance(Duration::from_millis(service_ms)).await;
         if request.long_running {
             recorder.on_response_started(&request);
