@@ -30,7 +30,6 @@ mod query_tests;
 mod saved;
 #[cfg(test)]
 mod saved_tests;
-mod shared;
 mod sliding_windows;
 #[cfg(test)]
 mod tests;
@@ -45,8 +44,8 @@ use std::time::{Duration, Instant};
 
 use tokio::time::MissedTickBehavior;
 
-use crate::shared::{DIMENSIONS, SharedState};
 use crate::sliding_windows::{SlidingWindows, WindowView};
+use crate::worker_shard::{DIMENSIONS, SharedState};
 use weir_base::clock::Clock;
 
 pub use self::merged::{MergedTalkers, TalkerTable};

@@ -1,16 +1,20 @@
-//! The counts of one worker. Counting never waits for a lock.
+//! The counts of one worker, and what the workers share. Counting never waits for a lock.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
-use std::hash::Hash;
+use std::hash::{Hash, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use super::name::TalkerName;
-use super::shared::{DIMENSIONS, SharedState};
+use super::query::Dimension;
 use super::sliding_windows::SlidingWindows;
 use super::weights::{MEASURES, Weights};
-use weir_base::hash_keys::{HashKey, HashKeyMap};
+use weir_base::hash_keys::{HashKey, HashKeyMap, HashSecret};
+
+/// The number of dimensions.
+pub(crate) const DIMENSIONS: usize = Dimension::ALL.len();
 
 /// A batch is flushed when it has this many entries: half of what a hash table of 256 buckets
 /// holds.
@@ -19,6 +23,27 @@ const FLUSH_ENTRIES: usize = 112;
 /// Most entries of a batch. If the shared tables stay locked while another [`FLUSH_ENTRIES`] names
 /// are added, the usage of further names is counted as unattributed.
 const MAX_BATCH_ENTRIES: usize = 224;
+
+/// The tables that shards are flushed into, and the hash secrets.
+pub(crate) struct SharedState {
+    /// Random per process, so that clients cannot search for names with equal hashes.
+    pub(crate) name_hasher: RandomState,
+    /// Key of the fingerprints by which a shard recognises requests with equal names.
+    pub(crate) fingerprint_secret: HashSecret,
+    /// All counts, in the order of [`Dimension::ALL`]. Locked while a shard is flushed, a bucket is
+    /// closed, or a window is read.
+    pub(crate) windows: Mutex<[SlidingWindows; DIMENSIONS]>,
+}
+
+impl SharedState {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            name_hasher: RandomState::new(),
+            fingerprint_secret: HashSecret::default(),
+            windows: Mutex::new(Dimension::ALL.map(|_| SlidingWindows::new(now))),
+        }
+    }
+}
 
 /// The counts of one worker since the last flush.
 pub struct WorkerShard {
@@ -36,7 +61,7 @@ pub struct WorkerShard {
 /// What a shard has counted since the last flush.
 #[derive(Default)]
 pub(crate) struct Batches {
-    /// In the order of [`Dimension::ALL`](super::query::Dimension::ALL).
+    /// In the order of [`Dimension::ALL`].
     pub(crate) by_dimension: [Batch; DIMENSIONS],
     /// The entries of earlier requests by fingerprint. A client that floods repeats the same
     /// request many times.
@@ -97,7 +122,7 @@ impl WorkerShard {
     }
 
     /// Counts the usage of a request for each of its names, in the order of
-    /// [`Dimension::ALL`](super::query::Dimension::ALL). A request may lack a name in some
+    /// [`Dimension::ALL`]. A request may lack a name in some
     /// dimensions. With a fingerprint, later requests can be counted by `count_cached`.
     /// Never waits.
     pub fn count(

@@ -350,3 +350,37 @@ impl<'a> Unresolvable<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid timeout specified in the request URL - {0}")]
 pub struct TimeoutError(#[source] DurationError);
+
+/// The two kinds of requests that kube-apiserver counts separately. The kind depends only on the
+/// verb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RequestKind {
+    /// Everything except get, list and watch.
+    Mutating,
+    /// get, list, watch.
+    ReadOnly,
+}
+
+impl RequestKind {
+    /// Both, in the order of their labels.
+    pub const ALL: [Self; 2] = [Self::Mutating, Self::ReadOnly];
+
+    /// The kind of `info`'s verb.
+    #[must_use]
+    pub const fn from_request_info(info: &RequestInfo<'_>) -> Self {
+        if info.mutating() {
+            Self::Mutating
+        } else {
+            Self::ReadOnly
+        }
+    }
+
+    /// The value of the metric label `request_kind`.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Mutating => "mutating",
+            Self::ReadOnly => "readOnly",
+        }
+    }
+}

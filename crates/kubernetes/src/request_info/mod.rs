@@ -24,16 +24,14 @@ pub mod model_tests;
 mod model_tests;
 mod path;
 mod query;
-mod request_kind;
 mod target;
 #[cfg(test)]
 mod tests;
 mod verb;
 
 pub use escape::escaped_path;
-pub use info::{RequestInfo, TargetError};
+pub use info::{RequestInfo, RequestKind, TargetError};
 pub use metric_labels::MetricLabels;
 pub use metric_labels::{is_built_in_group, measures_response_size};
 pub use query::Query;
-pub use request_kind::RequestKind;
 pub use verb::Verb;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::engine::Simulation;
 use super::limits::limiter::Limiter;
+use super::statistics::groups::Measured;
 use super::statistics::groups::{GroupStats, GroupTable};
-use super::statistics::measured::Measured;
 use crate::clients::Client;
 use crate::report::model::GroupReport;
 use weir_kubernetes::request_info::RequestKind;

@@ -39,7 +39,7 @@ use crate::logged::LogItem;
 pub use self::engine::Simulation;
 pub use self::model::{AutoTotalPolicy, ReplayModel, ReplayedPolicies};
 pub use self::outcome::SimulationOutcome;
-pub use self::statistics::measured::Measured;
+pub use self::statistics::groups::Measured;
 
 /// Replays a log in memory under these policies. Items are in the order of their times; their clients are in
 /// `clients`. `base` is any moment.

@@ -1,5 +1,4 @@
 //! Counts of a simulation: by group, and over time. Pure.
 
 pub(super) mod groups;
-pub(super) mod measured;
 pub(super) mod series;
