@@ -1,9 +1,8 @@
 //! Warnings about FlowSchemas.
 
 use super::authenticators::Authenticators;
-use super::finding::LintFinding;
 use super::objects::{ObjectSet, finding_at};
-use super::rule::Rule;
+use super::rule::{LintFinding, Rule};
 use super::shadowing::{UserAssumption, covering_entries};
 use super::subject_set::{ACCOUNT_PREFIX, ACCOUNTS};
 use weir_kubernetes::api::flowcontrol::{

@@ -22,7 +22,6 @@
 
 pub mod authenticators;
 mod elephants;
-pub mod finding;
 pub mod flow_schemas;
 pub mod objects;
 pub mod priority_levels;

@@ -1,7 +1,6 @@
 //! The objects of files, and all objects that are in force with them.
 
-use super::finding::LintFinding;
-use super::rule::Rule;
+use super::rule::{LintFinding, Rule};
 use weir_flowcontrol::bootstrap;
 use weir_flowcontrol::bootstrap::BootstrapClass;
 use weir_flowcontrol::matching::Matcher;

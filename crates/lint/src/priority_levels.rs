@@ -2,9 +2,8 @@
 
 use super::elephants;
 use super::elephants::Remedy;
-use super::finding::LintFinding;
 use super::objects::{ObjectSet, finding_at};
-use super::rule::Rule;
+use super::rule::{LintFinding, Rule};
 use weir_flowcontrol::concurrency::level_limits::LevelLimits;
 use weir_flowcontrol::matching::CompiledLevel;
 use weir_kubernetes::api::flowcontrol::{

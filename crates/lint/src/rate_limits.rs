@@ -3,9 +3,8 @@
 use std::net::Ipv4Addr;
 
 use super::authenticators::Authenticators;
-use super::finding::LintFinding;
 use super::flow_schemas::lint_rules;
-use super::rule::Rule;
+use super::rule::{LintFinding, Rule};
 use weir_flowcontrol::matching::{Policies, RequestDigest};
 use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;

@@ -1,9 +1,22 @@
-//! The ids of everything that `weir check` reports, and what they mean.
+//! The ids of everything that `weir check` reports, and what they mean; and a warning with its place.
 
 use std::fmt;
 use std::str::FromStr;
 
-use weir_kubernetes::document::{Diagnostic, GIVEN_TWICE, Severity, UNKNOWN_FIELD};
+use weir_kubernetes::document::{Diagnostic, GIVEN_TWICE, Severity, SourceLocation, UNKNOWN_FIELD};
+
+/// A warning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LintFinding {
+    /// What it is about.
+    pub rule: Rule,
+    /// The place in the file.
+    pub location: SourceLocation,
+    /// The path of the field, such as `spec.rules[0].subjects[1]`.
+    pub field: String,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
 
 /// Defines the rules: variant, id, severity, what it reports, and why or what to do.
 macro_rules! rules {

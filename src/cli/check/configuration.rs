@@ -11,8 +11,8 @@ use crate::cli::flags::{FlowcontrolSource, ServeArgs};
 use crate::cli::process::resolve;
 use crate::config::Config;
 use weir_lint::authenticators::{Authenticators, IssuerPrefixes};
-use weir_lint::finding::LintFinding;
 use weir_lint::objects::Scope;
+use weir_lint::rule::LintFinding;
 
 /// The seats of kube-apiserver's defaults, 400 and 200.
 const DEFAULT_SEATS: u32 = 600;

@@ -15,9 +15,9 @@ use weir_limits::rate::events::config;
 use weir_limits::rate::events::config::PluginConfigSource;
 use weir_limits::rate::policies::config::{PolicyRule, parse_policies};
 use weir_lint::authenticators::Authenticators;
-use weir_lint::finding::LintFinding;
 use weir_lint::objects::{ObjectSet, Scope};
 use weir_lint::rate_limits::ListPlace;
+use weir_lint::rule::LintFinding;
 use weir_lint::{flow_schemas, priority_levels, rate_limits};
 
 /// The text of a file, if it is UTF-8.

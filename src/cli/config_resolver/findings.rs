@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 
 use crate::upstream::tls::KEY_MISMATCH;
 use weir_kubernetes::document::{Diagnostic, Severity, SourceLocation};
-use weir_lint::finding::LintFinding;
-use weir_lint::rule::Rule;
+use weir_lint::rule::{LintFinding, Rule};
 
 /// What a finding is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
