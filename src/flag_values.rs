@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Command};
 use weir_kubernetes::request_info::go_duration;
 
@@ -22,6 +23,17 @@ pub(crate) fn defaults<A: Args>() -> A {
     matches
         .and_then(|matches| A::from_arg_matches(&matches))
         .expect("no flag of a group of settings is required, and defaults are valid")
+}
+
+/// Parses one of `all` by its name, as `/debug/top_talkers` does.
+pub(crate) fn name_parser<T: Copy + Send + Sync + 'static, const N: usize>(
+    all: [T; N],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(all.map(name)).try_map(move |text| {
+        let found = all.into_iter().find(|value| name(*value) == text);
+        found.ok_or("there is no such thing")
+    })
 }
 
 /// Parses a duration in Go's syntax: `1m30s`, `500ms`.

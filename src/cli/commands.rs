@@ -2,8 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::cli::about::completions::CompletionsArgs;
-use crate::cli::about::man::ManArgs;
+use crate::cli::about::generated::{CompletionsArgs, ManArgs};
 use crate::cli::about::version::VersionArgs;
 use crate::cli::check::{CheckArgs, CheckOptions};
 use crate::cli::ctl::CtlArgs;

@@ -8,7 +8,6 @@ pub mod commands;
 mod config_resolver;
 pub(crate) mod ctl;
 pub(crate) mod flags;
-mod name_parser;
 #[cfg(feature = "playground")]
 pub mod playground;
 pub(crate) mod policies;
@@ -24,7 +23,7 @@ use std::sync::Arc;
 
 use clap::CommandFactory;
 
-use crate::cli::about::{completions, man, version};
+use crate::cli::about::{generated, version};
 use crate::cli::check::configuration::ConfigurationCheck;
 use crate::cli::command_line::ParseFailure;
 use crate::cli::commands::{Cli, Command};
@@ -54,8 +53,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         #[cfg(feature = "playground")]
         Command::Playground(args) => playground::run(*args),
         Command::Version(args) => version::run(args),
-        Command::Completions(args) => completions::run(args, &mut Cli::command()),
-        Command::Man(args) => man::run(&args, Cli::command()),
+        Command::Completions(args) => generated::print_completions(args, &mut Cli::command()),
+        Command::Man(args) => generated::write_man_pages(&args, Cli::command()),
     }
 }
 

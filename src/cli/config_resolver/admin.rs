@@ -8,7 +8,7 @@ use rustls::sign::CertifiedKey;
 
 use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
-use crate::cli::flags::admin_args::AdminArgs;
+use crate::cli::flags::AdminArgs;
 use crate::config::{AdminAccessConfig, AdminAuthorizationMode};
 use crate::observe::admin::is_loopback;
 use crate::upstream::tls;

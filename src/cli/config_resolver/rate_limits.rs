@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::config_resolver::certificates::CertificateUse;
 use crate::cli::config_resolver::flag_resolver::{FlagFile, FlagResolver};
+use crate::cli::flags::SharedLimitArgs;
 use crate::cli::flags::origin::{CLIENT_LIMITS, POLICIES};
-use crate::cli::flags::shared_limit_args::SharedLimitArgs;
 use crate::cli::flags::{EventGroups, LimitArgs};
 use crate::flowcontrol::controller::Enforcement;
 use crate::upstream::tls::parse_roots;

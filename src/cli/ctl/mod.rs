@@ -11,10 +11,9 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::environment::Environment;
-use crate::cli::name_parser::name_parser;
 use crate::cli::process::exit::{exit_with_failure, print_stdout};
 use crate::control::message::{ControlAnswer, ControlRequest, PullAction, PullRequest, Switch};
-use crate::flag_values::parse_positive_duration;
+use crate::flag_values::{name_parser, parse_positive_duration};
 use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::levers::{
     LeverTarget, NamePattern, ServiceAccountPattern, SourceRange, TotalOverride,

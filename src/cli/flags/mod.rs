@@ -3,12 +3,10 @@
 //! `config_resolver` gives flags their meaning. A `--config` file has settings of the same names (see
 //! `command_line::config_file`). The table in docs/reference/flags.md is generated from this module.
 
-pub(crate) mod admin_args;
 pub(crate) mod environment;
 pub(crate) mod input_files;
 pub(crate) mod origin;
 pub(crate) mod replica_args;
-pub(crate) mod shared_limit_args;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -19,11 +17,9 @@ use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use http::HeaderName;
 
-use crate::cli::flags::admin_args::AdminArgs;
 use crate::cli::flags::origin::ConfigOrigin;
 use crate::cli::flags::replica_args::ReplicaArgs;
-use crate::cli::flags::shared_limit_args::SharedLimitArgs;
-use crate::config::ShutdownConfig;
+use crate::config::{AdminAuthorizationMode, ShutdownConfig};
 use crate::flag_values::{parse_duration, parse_memory_limit, parse_request_timeout};
 use crate::flowcontrol::controller::Enforcement;
 use crate::limits::list_bytes::ListBytesConfig;
@@ -487,6 +483,40 @@ pub(crate) enum EventGroups {
     Core,
 }
 
+/// How rate limits are shared with other replicas.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Shared limits")]
+pub(crate) struct SharedLimitArgs {
+    /// The Redis or Valkey server by which all replicas share the buckets of event and client limits: redis://HOST:PORT/DATABASE, or
+    /// rediss:// with TLS; redis+sentinel://HOST:PORT,HOST:PORT/NAME for Sentinel and redis+cluster://HOST:PORT,HOST:PORT for
+    /// Cluster (rediss+sentinel:// and rediss+cluster:// with TLS). No request waits for it; while it is away, each replica
+    /// admits its share of every rate. Needs --shared-key-file.
+    #[arg(long, value_name = "URL")]
+    pub(crate) shared_limits: Option<String>,
+    /// The user of --shared-limits.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) shared_limits_user: Option<String>,
+    /// The password of --shared-limits, read again for each connection.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) shared_limits_password_file: Option<PathBuf>,
+    /// CA of the certificate of --shared-limits (PEM), read again for each connection; the system's CAs if not given.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) shared_limits_ca_file: Option<PathBuf>,
+    /// Client certificate for --shared-limits (PEM), read again for each connection.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) shared_limits_cert_file: Option<PathBuf>,
+    /// Key of --shared-limits-cert-file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) shared_limits_key_file: Option<PathBuf>,
+    /// The number of replicas that share a rate until --shared-limits has counted them.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) shared_limits_replicas: u32,
+    /// A random text of at least 32 bytes, the same on every replica: the key of the hashes that users, namespaces and other names
+    /// become in what replicas share. A change needs a restart of all replicas.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) shared_key_file: Option<PathBuf>,
+}
+
 /// Audit log, records and traces of requests.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Audit")]
@@ -608,6 +638,35 @@ pub(crate) struct OperationArgs {
     /// each request; weir::rejections: rejections).
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub(crate) log_level: String,
+}
+
+/// Access to the admin address.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct AdminArgs {
+    /// Certificate of the admin address, with its intermediates (PEM), which then speaks TLS and no plain HTTP. Versions and cipher
+    /// suites are those of the address for clients.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_tls_cert_file: Option<PathBuf>,
+    /// Key of --admin-tls-cert-file, required with it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_tls_private_key_file: Option<PathBuf>,
+    /// CA of the client certificates (PEM) that the admin address accepts: any of that CA, or with --admin-authorization-mode=Webhook
+    /// those whose user may get the path. Needs --admin-tls-cert-file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_client_ca_file: Option<PathBuf>,
+    /// File of the bearer tokens that the admin address accepts, one a line, of 16 bytes at least. They may read every page, also while the
+    /// API server is away. Needs --admin-tls-cert-file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+    /// AlwaysAllow: each client with a certificate or a token of the two flags above may read the admin address. Webhook: the API server
+    /// authenticates other tokens (TokenReview), too, and decides about each path (SubjectAccessReview for nonResourceURLs; an answer counts for
+    /// 10 seconds; system:masters may read everything). Webhook needs --admin-tls-cert-file, and a --kubeconfig whose user may create both
+    /// reviews (ClusterRole system:auth-delegator).
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = AdminAuthorizationMode::AlwaysAllow)]
+    pub(crate) admin_authorization_mode: AdminAuthorizationMode,
+    /// Whether an address beyond the loopback may be open: for a playground, whose data are made up.
+    #[arg(skip)]
+    pub(crate) may_be_open: bool,
 }
 
 /// kube-apiserver's names of the log formats.

@@ -4,10 +4,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::cli::flags::ServeArgs;
-use crate::cli::policies::replay::format::ReplayFormat;
 use crate::cli::process::exit::{CommandError, to_json};
 use weir_replay::advice::objective::Objective;
 use weir_replay::advice::repeatable_log::RepeatableLog;
@@ -18,6 +17,19 @@ use weir_replay::advice::suggest::output as suggested;
 use weir_replay::advice::suggest::settings::KeptSettings;
 use weir_replay::advice::variants::InFlightFlags;
 use weir_replay::simulation::ReplayedPolicies;
+
+/// How a report is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ReplayFormat {
+    /// One page with plots, to be attached to a change request. It loads nothing.
+    Html,
+    /// One JSON object.
+    Json,
+    /// For people.
+    Table,
+    /// With --suggest: the objects that change, ready to be applied, and what was found in comments.
+    Yaml,
+}
 
 /// What is advised.
 #[derive(Args, Clone, Debug)]

@@ -1,7 +1,6 @@
 //! `weir replay`: what other policies would have done to the requests of a log.
 
 mod advice;
-mod format;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -18,8 +17,7 @@ use rustix::thread::disable_transparent_huge_pages;
 use tracing::warn;
 
 use crate::cli::flags::{FlowcontrolSource, ServeArgs};
-use crate::cli::policies::replay::advice::{AdviceOptions, Advised};
-use crate::cli::policies::replay::format::ReplayFormat;
+use crate::cli::policies::replay::advice::{AdviceOptions, Advised, ReplayFormat};
 use crate::cli::process::exit::{CommandError, print_stdout, to_json};
 use crate::cli::process::{logging, resolve};
 use crate::flag_values;

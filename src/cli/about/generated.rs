@@ -1,13 +1,35 @@
-//! `weir man`: manual pages, generated from the flags.
+//! What is generated from the flags: the completion script of a shell (`weir completions`), and manual
+//! pages (`weir man`).
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{fs, io};
 
 use clap::{Args, Command};
+use clap_complete::Shell;
 
 use crate::cli::flags::LoggingFormat;
-use crate::cli::process::exit::exit_with_failure;
+use crate::cli::process::exit::{exit_with_failure, print_stdout};
+
+/// `weir completions`.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct CompletionsArgs {
+    /// The shell that reads the script.
+    #[arg(value_name = "SHELL", value_enum)]
+    shell: Shell,
+}
+
+/// Prints the script. `command` is the root of the argument tree.
+pub(crate) fn print_completions(args: CompletionsArgs, command: &mut Command) -> ExitCode {
+    print_stdout(&render_completions(args.shell, command))
+}
+
+/// Renders into memory, because `clap_complete` panics if it cannot write.
+fn render_completions(shell: Shell, command: &mut Command) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, command, "weir", &mut script);
+    script
+}
 
 /// `weir man`.
 #[derive(Args, Clone, Debug)]
@@ -17,8 +39,8 @@ pub(crate) struct ManArgs {
     dir: PathBuf,
 }
 
-/// Runs the command. `command` is the root of the argument tree.
-pub(crate) fn run(args: &ManArgs, command: Command) -> ExitCode {
+/// Writes the pages. `command` is the root of the argument tree.
+pub(crate) fn write_man_pages(args: &ManArgs, command: Command) -> ExitCode {
     match write_pages(&args.dir, command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -36,10 +58,27 @@ fn write_pages(dir: &Path, command: Command) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, ValueEnum};
 
     use super::*;
     use crate::cli::commands::Cli;
+
+    #[test]
+    fn the_script_of_every_shell_names_every_flag() {
+        let command = Cli::command();
+        let subcommands: Vec<_> = command.get_subcommands().collect();
+        for shell in Shell::value_variants() {
+            let script =
+                String::from_utf8(render_completions(*shell, &mut command.clone())).unwrap();
+            for subcommand in &subcommands {
+                for argument in subcommand.get_arguments() {
+                    if let Some(flag) = argument.get_long() {
+                        assert!(script.contains(flag), "{shell}: --{flag} is missing");
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn each_command_has_a_page_that_names_each_of_its_flags() {
