@@ -7,9 +7,8 @@
 //!
 //! What grows under a flood is responses that clients have not read. From half of the limit on they
 //! are counted by user and by connection ([`unread_responses`]). At the limit, those that hold more
-//! than an equal share ([`unread_shares`]) are rejected, and their connections close first. Others
-//! are served until memory is an eighth above the limit: then all are rejected, whatever it is that
-//! takes the memory.
+//! than an equal share are rejected, and their connections close first. Others are served until memory
+//! is an eighth above the limit: then all are rejected, whatever it is that takes the memory.
 //!
 //! What the HTTP library holds for clients that do not read, and what the allocator keeps, only the
 //! kernel knows: so resident memory decides when. Whose it is, the bytes of responses show that
@@ -20,7 +19,6 @@
 
 pub(crate) mod read_ahead;
 pub(crate) mod unread_responses;
-mod unread_shares;
 
 use std::fs;
 use std::sync::Arc;
@@ -35,7 +33,6 @@ use crate::limits::memory_limit::read_ahead::{ReadAheadAccount, ReadAheadBudget}
 use crate::limits::memory_limit::unread_responses::{
     ReservedResponse, UnreadConnection, UnreadResponses,
 };
-use crate::limits::memory_limit::unread_shares::estimate_use;
 use crate::limits::rejection::Rejection;
 use crate::upstream::requester::SlotHolder;
 use weir_base::metrics::Registry;
@@ -265,6 +262,11 @@ impl MemoryLimit {
     }
 }
 
+/// The memory of the process now, by its last sample: what clients hold may have grown since.
+const fn estimate_use(sample: u64, held_at_sample: u64, held_now: u64) -> u64 {
+    sample.saturating_add(held_now.saturating_sub(held_at_sample))
+}
+
 /// The resident memory of the process in bytes. `None` without `/proc`.
 fn resident_memory() -> Option<u64> {
     let pages = parse_resident_pages(&fs::read_to_string("/proc/self/statm").ok()?)?;
@@ -397,5 +399,12 @@ mod tests {
         assert_eq!(parse_resident_pages(""), None);
         let used = resident_memory().unwrap();
         assert!((1 << 20..1 << 40).contains(&used), "{used}");
+    }
+
+    #[test]
+    fn the_estimate_adds_what_has_grown_since_the_sample() {
+        assert_eq!(estimate_use(100, 20, 50), 130);
+        assert_eq!(estimate_use(100, 50, 20), 100, "freed memory may be kept");
+        assert_eq!(estimate_use(u64::MAX, 0, 1), u64::MAX);
     }
 }

@@ -31,7 +31,6 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::limits::memory_limit::unread_shares::HeldMemory;
 use crate::upstream::requester::SlotHolder;
 use weir_kubernetes::numeric::saturating_u64;
 
@@ -39,6 +38,23 @@ use weir_kubernetes::numeric::saturating_u64;
 /// now: the send buffer of a stream, which is the most that is buffered for a client that does not
 /// read.
 const RESERVED_BYTES: u64 = 64 << 10;
+
+/// What is held, by how many holders. A holder is a user or a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct HeldMemory {
+    /// In bytes.
+    total: u64,
+    /// The holders of at least one byte.
+    holders: u64,
+}
+
+impl HeldMemory {
+    /// Whether a holder of `held` bytes has more than an equal share. One share is left for a
+    /// newcomer, so that a single holder has more than its share, too.
+    const fn is_exceeded_by(self, held: u64) -> bool {
+        held > self.total / self.holders.saturating_add(1)
+    }
+}
 
 /// A sum, and how many holders have a part of it.
 #[derive(Debug, Default)]
@@ -420,5 +436,44 @@ mod tests {
             assert_eq!(left, [0, 0]);
         }
         assert!(responses.accounts.lock().is_empty());
+    }
+
+    fn exceeding(held: &[u64]) -> Vec<u64> {
+        let memory = HeldMemory {
+            total: held.iter().sum(),
+            holders: held.len().try_into().unwrap(),
+        };
+        let exceeding = held.iter().filter(|held| memory.is_exceeded_by(**held));
+        exceeding.copied().collect()
+    }
+
+    #[test]
+    fn those_above_an_equal_share_exceed_it_and_a_newcomer_never_does() {
+        assert_eq!(exceeding(&[250, 1, 3]), [250]);
+        assert_eq!(exceeding(&[250]), [250], "one share is left for another");
+        assert_eq!(exceeding(&[100, 100, 100]), [100; 3]);
+        assert_eq!(exceeding(&[100, 90, 4, 3, 2]), [100, 90]);
+        for memory in [
+            HeldMemory::default(),
+            HeldMemory {
+                total: u64::MAX,
+                holders: u64::MAX,
+            },
+        ] {
+            assert!(!memory.is_exceeded_by(0));
+        }
+    }
+
+    #[test]
+    fn some_holder_exceeds_its_share_unless_nothing_is_held() {
+        fastrand::seed(5);
+        println!("seed 5");
+        for _ in 0..1000 {
+            let held: Vec<u64> = (0..fastrand::usize(1..20))
+                .map(|_| fastrand::u64(1..1 << fastrand::u32(1..40)))
+                .collect();
+            let most = held.iter().max().unwrap();
+            assert!(exceeding(&held).contains(most), "{held:?}");
+        }
     }
 }

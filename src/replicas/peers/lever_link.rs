@@ -10,7 +10,6 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::replicas::peers::connect::connect;
 use crate::replicas::peers::frame_kind::{
     FrameKind, MAX_LEVER_BYTES, MAX_SNAPSHOT_BYTES, lever_frame, lever_refusal,
 };
@@ -116,7 +115,7 @@ async fn deliver(
     configs: &PeerTlsConfigs,
     delivered: &mut Delivered,
 ) -> Result<(), String> {
-    let mut connection = connect(address, configs).await?;
+    let mut connection = configs.connect(address).await?;
     let ended = |why: std::io::Error| format!("the connection ended: {why}");
     let invalid = |why| format!("its answer: {why}");
     let mut refusal = None;

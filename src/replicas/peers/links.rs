@@ -12,7 +12,6 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 use tracing::{info, warn};
 
-use crate::replicas::peers::connect::connect;
 use crate::replicas::peers::frame_kind::FrameKind;
 use crate::replicas::peers::frames::{read_frame, write_frame};
 use crate::replicas::peers::lever_link;
@@ -135,7 +134,7 @@ async fn exchange(
 ) -> Result<(), String> {
     let open = match connection {
         Some(open) => open,
-        None => connection.insert(connect(address, configs).await?),
+        None => connection.insert(configs.connect(address).await?),
     };
     let message = state.next_message(Clock.now()).to_text();
     let ended = |why: std::io::Error| format!("the connection ended: {why}");

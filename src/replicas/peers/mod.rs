@@ -10,7 +10,6 @@
 //! says in its messages that it sends snapshots, since an older weir ends a connection on which it
 //! receives another frame.
 
-mod connect;
 pub(crate) mod frame_kind;
 mod frames;
 mod lever_link;

@@ -11,7 +11,6 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use crate::replicas::peers::connect::connect;
 use crate::replicas::peers::frame_kind::{
     FrameKind, MAX_SNAPSHOT_BYTES, snapshot_content, snapshot_request,
 };
@@ -80,7 +79,7 @@ async fn request(
 ) -> Result<Bytes, String> {
     let open = match connection {
         Some(open) => open,
-        None => connection.insert(connect(address, configs).await?),
+        None => connection.insert(configs.connect(address).await?),
     };
     let ended = |why: std::io::Error| format!("the connection ended: {why}");
     let written = write_frame(open, frame, MAX_SNAPSHOT_BYTES).await;

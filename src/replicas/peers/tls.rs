@@ -4,6 +4,7 @@
 //! The name is not that of an address: replicas come and go, and have one certificate or each its
 //! own. Sessions are not resumed, since a resumed one would outlive a change of the CA or the names.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -16,6 +17,9 @@ use rustls::sign::SingleCertAndKey;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, DistinguishedName, Error, ServerConfig};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::replicas::config::PeerTls;
 use weir_x509::verify_handshake_signatures;
@@ -61,6 +65,26 @@ impl PeerTlsConfigs {
             server: Arc::new(server),
             client: Arc::new(client),
         })
+    }
+
+    /// Connects to a replica, both sides authenticated.
+    ///
+    /// # Errors
+    /// It cannot be reached, or its certificate or this one's is refused.
+    ///
+    /// # Cancel safety
+    /// The connection ends with the future.
+    pub(super) async fn connect(
+        &self,
+        address: SocketAddr,
+    ) -> Result<TlsStream<TcpStream>, String> {
+        let stream = TcpStream::connect(address).await;
+        let stream = stream.map_err(|why| why.to_string())?;
+        let _ = stream.set_nodelay(true); // an optimization
+        let connector = TlsConnector::from(Arc::clone(&self.client));
+        let name = ServerName::IpAddress(address.ip().into());
+        let stream = connector.connect(name, stream).await;
+        stream.map_err(|why| format!("TLS: {why}"))
     }
 }
 

@@ -16,7 +16,6 @@
 //! - The right to read is not reviewed first. The list says the same in one request instead of
 //!   four, also where reviews are not allowed.
 
-mod backoff;
 mod persistent_store;
 mod reflector;
 mod state_file;

@@ -17,7 +17,6 @@ use tracing::{debug, warn};
 
 use crate::app::cluster::denials;
 use crate::app::cluster::denials::Denials;
-use crate::app::cluster::flowcontrol::backoff::{Backoff, jittered};
 use crate::app::cluster::flowcontrol::persistent_store::PersistentStore;
 use crate::flowcontrol::sources::{ClusterResource, WatchEvent, parse_event, parse_list};
 use crate::upstream::forward::api_server_client::ApiServerClient;
@@ -34,6 +33,12 @@ const WATCH_SECONDS: u64 = 300;
 
 /// A watch that its API server does not end is ended this much later.
 const WATCH_MARGIN: Duration = Duration::from_secs(15);
+
+/// The first pause.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+
+/// The longest pause: an API server that is back is read soon.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Watches one resource.
 #[derive(Debug)]
@@ -297,6 +302,32 @@ fn target(text: &str) -> Result<PathAndQuery, Interruption> {
     text.parse().map_err(invalid)
 }
 
+/// The pauses between failed attempts: doubles with each failure.
+#[derive(Debug, Default)]
+struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    /// The pause after another failure. `random` is from 0 to 1: several weirs do not come at once.
+    fn next_pause(&mut self, random: f64) -> Duration {
+        let factor = 1_u32.checked_shl(self.failures.min(16)).unwrap_or(u32::MAX);
+        self.failures = self.failures.saturating_add(1);
+        let pause = FIRST_PAUSE.saturating_mul(factor).min(LONGEST_PAUSE);
+        jittered(pause, random)
+    }
+
+    /// An attempt succeeded.
+    const fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+/// Half to one and a half of `pause`.
+fn jittered(pause: Duration, random: f64) -> Duration {
+    pause.mul_f64(0.5 + random.clamp(0.0, 1.0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,5 +371,19 @@ mod tests {
         let (events, ended) = stream.read(SCHEMAS, b"what\n", &mut from);
         assert_eq!((events.len(), ended), (0, true));
         assert!(matches!(stream.end, Some(Interruption::Expired)));
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_bound_and_start_again_after_a_success() {
+        let mut backoff = Backoff::default();
+        let pauses: Vec<_> = (0..8).map(|_| backoff.next_pause(0.5)).collect();
+        let millis: Vec<_> = pauses.iter().map(Duration::as_millis).collect();
+        assert_eq!(millis, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        backoff.reset();
+        assert_eq!(backoff.next_pause(0.0), FIRST_PAUSE / 2);
+        assert_eq!(backoff.next_pause(1.0), FIRST_PAUSE * 3);
+        for _ in 0..100 {
+            assert!(backoff.next_pause(1.0) <= LONGEST_PAUSE * 3 / 2);
+        }
     }
 }
