@@ -9,6 +9,7 @@ pub(crate) mod configuration;
 mod files;
 mod lint;
 pub(crate) mod report;
+mod silenced;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -99,7 +100,7 @@ pub(super) fn run(args: CheckArgs, checker: &ConfigurationChecker) -> ExitCode {
             unparsable: found.unparsable,
         });
     }
-    report.findings = files::without_silenced(report.findings, &files);
+    report.findings = silenced::without_silenced(report.findings, &files);
     print(report, &options)
 }
 

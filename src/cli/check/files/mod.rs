@@ -7,7 +7,6 @@
 mod content;
 mod paths;
 mod pem;
-mod silenced;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -303,21 +302,4 @@ const fn rule_of(kind: FileKind) -> Rule {
         FileKind::Kubeconfig => Rule::KubeconfigInvalid,
         FileKind::Tracing => Rule::TracingInvalid,
     }
-}
-
-/// Removes the warnings that a comment in the file silences.
-pub(super) fn without_silenced(findings: Findings, files: &InputFiles) -> Findings {
-    let mut kept = Findings::default();
-    for finding in findings {
-        let text = finding
-            .place()
-            .and_then(|place| lint::read_text(Path::new(&*place.file), files));
-        let line = finding.place().map_or(0, |place| place.line);
-        let is_silenced = finding.severity == Severity::Warning
-            && text.is_some_and(|text| silenced::is_silenced(&text, line, finding.rule));
-        if !is_silenced {
-            kept.push(finding);
-        }
-    }
-    kept
 }

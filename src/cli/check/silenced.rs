@@ -1,12 +1,35 @@
 //! Comments that silence a warning: `# weir-check: ignore RULE, RULE`, at the end of the line or in
-//! the line before. Pure.
+//! the line before.
 
+use std::path::Path;
+
+use crate::cli::check::lint;
+use crate::cli::config_resolver::findings::Findings;
+use crate::cli::flags::input_files::InputFiles;
+use weir_kubernetes::document::Severity;
 use weir_lint::rule::Rule;
 
 const MARK: &str = "# weir-check: ignore ";
 
+/// Removes the warnings that a comment in the file silences.
+pub(super) fn without_silenced(findings: Findings, files: &InputFiles) -> Findings {
+    let mut kept = Findings::default();
+    for finding in findings {
+        let text = finding
+            .place()
+            .and_then(|place| lint::read_text(Path::new(&*place.file), files));
+        let line = finding.place().map_or(0, |place| place.line);
+        let silenced = finding.severity == Severity::Warning
+            && text.is_some_and(|text| is_silenced(&text, line, finding.rule));
+        if !silenced {
+            kept.push(finding);
+        }
+    }
+    kept
+}
+
 /// Whether a comment silences findings of this rule in this line, which is counted from 1.
-pub(super) fn is_silenced(text: &str, line: u32, rule: Rule) -> bool {
+fn is_silenced(text: &str, line: u32, rule: Rule) -> bool {
     let Some(at) = usize::try_from(line)
         .ok()
         .and_then(|line| line.checked_sub(1))
