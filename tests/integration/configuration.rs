@@ -576,10 +576,9 @@ async fn more_connections_than_open_files_are_not_taken() {
         .iter()
         .find(|line| line.contains(warning));
     let allowed = line.unwrap().split_once(warning).unwrap().1;
-    let allowed: u64 = allowed.split(' ').next().unwrap().parse().unwrap();
-    let config = weir.get_admin("/configz").await;
-    let config: serde_json::Value = serde_json::from_str(config.text()).unwrap();
-    assert_eq!(config["weir"]["maxConnections"], allowed);
+    let allowed: f64 = allowed.split(' ').next().unwrap().parse().unwrap();
+    let limit = weir.metric("weir_client_connections_limit").await;
+    assert_eq!(limit, allowed);
 }
 
 #[tokio::test]

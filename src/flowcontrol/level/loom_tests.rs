@@ -75,43 +75,78 @@ fn arrive(route: &Arc<SchemaRoute>, now: Instant) -> ArrivalOutcome {
     route.arrive(now, &arriving).unwrap()
 }
 
-#[test]
-fn a_seat_has_one_holder_at_a_time_and_none_is_lost_between_a_dispatch_and_a_timeout() {
-    model(|| {
-        let now = Instant::now();
-        let (route, done) = (route(now), Arc::new(AtomicU32::new(0)));
-        let request = |is_patient: bool| {
-            let (route, done) = (Arc::clone(&route), Arc::clone(&done));
-            move || {
-                let permit = match arrive(&route, now) {
-                    ArrivalOutcome::Executing(permit) => permit,
-                    ArrivalOutcome::Queued(mut permit) => {
-                        if is_patient {
-                            block_on(permit.wait_for_dispatch());
-                        } else if permit.wait_for_dispatch().now_or_never().is_none()
-                            && permit.cancel(now).is_some()
-                        {
-                            return 0;
-                        }
-                        permit
-                    }
-                };
-                // Two steps: another holder, or one that does not see them, loses one.
-                let before = done.load(Ordering::Relaxed);
-                done.store(before + 1, Ordering::Relaxed);
-                drop(permit);
-                1
+/// How a request waits in the queue.
+#[derive(Clone, Copy)]
+enum Waits {
+    UntilDispatched,
+    UntilItTimesOut,
+    /// The client leaves.
+    NotAtAll,
+}
+
+/// Sends a request. Returns whether it was executed.
+fn send(route: &Arc<SchemaRoute>, waits: Waits, now: Instant, done: &AtomicU32) -> bool {
+    let permit = match arrive(route, now) {
+        ArrivalOutcome::Executing(permit) => permit,
+        ArrivalOutcome::Queued(mut permit) => {
+            let gives_up = match waits {
+                Waits::UntilDispatched => {
+                    block_on(permit.wait_for_dispatch());
+                    false
+                }
+                Waits::UntilItTimesOut => {
+                    permit.wait_for_dispatch().now_or_never().is_none()
+                        && permit.cancel(now).is_some()
+                }
+                Waits::NotAtAll => permit.wait_for_dispatch().now_or_never().is_none(),
+            };
+            if gives_up {
+                return false;
             }
-        };
-        let others = [request(true), request(false)].map(thread::spawn);
-        let mut served = request(true)();
-        for other in others {
-            served += other.join().unwrap();
+            permit
         }
-        assert!(served >= 2, "both that wait");
-        assert_eq!(done.load(Ordering::Relaxed), served);
-        assert_eq!(route.level.held_seats(), 0);
-        assert!(route.level.is_idle());
-        assert!(matches!(arrive(&route, now), ArrivalOutcome::Executing(_)));
+    };
+    // Two steps: another holder, or one that does not see them, loses one.
+    let before = done.load(Ordering::Relaxed);
+    done.store(before + 1, Ordering::Relaxed);
+    drop(permit);
+    true
+}
+
+fn run_with_one_that(gives_up: Waits) {
+    let now = Instant::now();
+    let (route, done) = (route(now), Arc::new(AtomicU32::new(0)));
+    let request = |waits| {
+        let (route, done) = (Arc::clone(&route), Arc::clone(&done));
+        move || u32::from(send(&route, waits, now, &done))
+    };
+    let others = [Waits::UntilDispatched, gives_up].map(|waits| thread::spawn(request(waits)));
+    let mut executed = request(Waits::UntilDispatched)();
+    for other in others {
+        executed += other.join().unwrap();
+    }
+    assert!(executed >= 2, "both that wait");
+    assert_eq!(done.load(Ordering::Relaxed), executed);
+    assert_eq!(route.level.held_seats(), 0);
+    assert!(route.level.is_idle());
+    assert!(matches!(arrive(&route, now), ArrivalOutcome::Executing(_)));
+}
+
+fn assert_no_seat_is_lost_to_one_that(gives_up: Waits) {
+    // The stack of a model's first thread is too small for a queue set.
+    model(move || {
+        thread::spawn(move || run_with_one_that(gives_up))
+            .join()
+            .unwrap()
     });
+}
+
+#[test]
+fn a_seat_has_one_holder_at_a_time_and_none_is_lost_to_a_request_that_times_out() {
+    assert_no_seat_is_lost_to_one_that(Waits::UntilItTimesOut);
+}
+
+#[test]
+fn a_seat_has_one_holder_at_a_time_and_none_is_lost_to_a_client_that_leaves() {
+    assert_no_seat_is_lost_to_one_that(Waits::NotAtAll);
 }

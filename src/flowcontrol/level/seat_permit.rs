@@ -164,7 +164,7 @@ impl SeatPermit {
         Ok(())
     }
 
-    async fn wait_for_dispatch(&self) {
+    pub(super) async fn wait_for_dispatch(&self) {
         let (SeatState::Slot(key), level) = (&self.state, &self.decision.route.level) else {
             return;
         };
@@ -179,7 +179,7 @@ impl SeatPermit {
 
     /// Leaves the queue if the request still waits, and returns the `Retry-After` of the rejection
     /// in seconds. A dispatched request keeps its seats.
-    fn cancel(&mut self, now: Instant) -> Option<u32> {
+    pub(super) fn cancel(&mut self, now: Instant) -> Option<u32> {
         let SeatState::Slot(key) = self.state else {
             return None;
         };

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 pub use loom::sync::MutexGuard;
 
-/// Words of a thread's stack. Loom's own, 4,096, are too few for a queue set without optimization.
+/// Words of a spawned thread's stack. Loom's own, 4,096, are too few for a queue set without optimization.
 const STACK_WORDS: usize = 1 << 16;
 
 /// Preemptions in one execution: nearly all races need two, and each more multiplies the executions.
@@ -23,11 +23,7 @@ pub fn model(threads: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound.get_or_insert(PREEMPTIONS);
     model.max_branches = 10_000;
-    let threads = Arc::new(threads);
-    model.check(move || {
-        let threads = Arc::clone(&threads);
-        thread::spawn(move || threads()).join().expect("no panic");
-    });
+    model.check(threads);
 }
 
 /// Loom's threads.

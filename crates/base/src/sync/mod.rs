@@ -15,7 +15,7 @@
 //! - Sockets, TLS, hyper and h2, and so a whole connection pool: they know nothing of loom.
 //! - Miri would look for what only unsafe code can do, which these crates have none of, and is not part of
 //!   the stable toolchain.
-//! - More than four threads of a model, and loops that end only by chance: loom has no fair scheduler.
+//! - More than five threads, and loops that end only by chance: loom has no fair scheduler.
 
 #[cfg(weir_loom)]
 mod loom;
