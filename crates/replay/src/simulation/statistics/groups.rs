@@ -222,7 +222,7 @@ impl GroupStats {
 }
 
 fn wait_report(waits: &DurationHistogram) -> WaitReport {
-    let milliseconds = |time: std::time::Duration| rounded(time.as_secs_f64() * 1e3);
+    let milliseconds = |time: Duration| rounded(time.as_secs_f64() * 1e3);
     WaitReport {
         waited: waits.above_zero(),
         p50_ms: milliseconds(waits.quantile(500)),
