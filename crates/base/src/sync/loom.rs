@@ -28,11 +28,13 @@ pub fn model(threads: impl Fn() + Send + Sync + 'static) {
 
 /// Loom's threads.
 pub mod thread {
+    use super::STACK_WORDS;
+
     pub use loom::thread::JoinHandle;
 
     /// As std's.
     pub fn spawn<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        let thread = loom::thread::Builder::new().stack_size(super::STACK_WORDS);
+        let thread = loom::thread::Builder::new().stack_size(STACK_WORDS);
         thread.spawn(run).expect("loom has room for it")
     }
 }
