@@ -336,7 +336,7 @@ fn limit_rows() -> Vec<[String; 6]> {
             &["weir_request_heads_refused_total"],
         ),
         row(
-            "TokenReviews that wait (`--token-reviews-per-second`)",
+            "TokenReviews that wait (`--token-reviews-per-second`), for tokens of 64 KiB at most",
             format!("{} by address", MAX_QUEUED_PER_SOURCE),
             format!("{WAITING_REVIEWS}"),
             "counts as `system:anonymous`",
@@ -344,7 +344,7 @@ fn limit_rows() -> Vec<[String; 6]> {
             &["weir_token_reviews_passed_over_total"],
         ),
         row(
-            "SubjectAccessReviews that wait (`--access-reviews-per-second`)",
+            "SubjectAccessReviews that wait (`--access-reviews-per-second`), for names of 4 KiB at most",
             format!("{} by address", MAX_QUEUED_PER_SOURCE),
             format!("{WAITING_REVIEWS}"),
             "counts for who sends it; 503 with `--assert-by=impersonation`",

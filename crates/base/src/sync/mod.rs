@@ -13,8 +13,8 @@
 //! - Pure code (`&mut self` under one lock): orders of calls are all that there is, and random tests
 //!   run those.
 //! - Sockets, TLS, hyper and h2, and so a whole connection pool: they know nothing of loom.
-//! - Miri would look for what only unsafe code can do, which these crates have none of, and is not part of
-//!   the stable toolchain.
+//! - Miri and ThreadSanitizer would look for what only unsafe code can do, which these crates have none
+//!   of. Neither is part of the stable toolchain: ThreadSanitizer needs a std that was built with it.
 //! - More than five threads, and loops that end only by chance: loom has no fair scheduler.
 
 #[cfg(weir_loom)]
