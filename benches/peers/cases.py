@@ -99,7 +99,7 @@ def memory(bench: Bench, peer, pid, kind: str) -> dict:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
         if not clients.stdout.readline():
             raise SystemExit(f"{peer.name}: {kind}: the clients failed")
-        time.sleep(1) # buffers that are freed after the handshake
+        time.sleep(12) # weir gives buffers back when a connection has rested for 5 to 10 s
         after = measure.resident_kib(pid)
         clients.stdin.close()
         clients.wait()

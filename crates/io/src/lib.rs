@@ -1,12 +1,14 @@
 //! What stands between a socket and the HTTP library. Nothing here knows what a request is.
 //!
 //! - [`tcp`]: single slices are sent without a list, and an idle connection can be asked for what has
-//!   just arrived. [`proxy_protocol`]: the client's address, sent before TLS.
+//!   just arrived. [`proxy_protocol`]: the client's address, sent before TLS. [`not_tls`]: what a
+//!   connection begins with instead. [`staged_close`]: a client reads the last bytes before the end.
 //! - [`write_coalescing`]: the writes of a poll go out together. [`write_backpressure`] bounds what the
 //!   HTTP library takes from a body before it writes. [`written_first`]: an error waits for the bytes
 //!   before it.
-//! - [`frame_scanner`]: the frames of HTTP/2 as they are read.
-//! - [`in_place`]: boxes whose values are made where they stay.
+//! - [`frame_scanner`]: the frames of HTTP/2 as they are read. [`goaway`]: the last one that is written.
+//! - [`in_place`]: boxes whose values are made where they stay. [`rare_events`]: a future that is polled
+//!   only when it was woken.
 
 #![cfg_attr(
     test,
@@ -17,8 +19,12 @@
 )]
 
 pub mod frame_scanner;
+pub mod goaway;
 pub mod in_place;
+pub mod not_tls;
 pub mod proxy_protocol;
+pub mod rare_events;
+pub mod staged_close;
 pub mod tcp;
 pub mod write_backpressure;
 pub mod write_coalescing;

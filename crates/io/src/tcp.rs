@@ -12,7 +12,7 @@ use std::io::{IoSlice, Read};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -167,6 +167,26 @@ impl<K: Unpin> AsyncWrite for TcpIo<K> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.tcp).poll_shutdown(cx)
     }
+}
+
+/// Reads at most `limit` bytes, which is above 0.
+///
+/// # Errors
+/// The stream fails.
+pub fn poll_read_at_most<S: AsyncRead>(
+    limit: usize,
+    stream: Pin<&mut S>,
+    cx: &mut Context<'_>,
+    buffer: &mut ReadBuf<'_>,
+) -> Poll<io::Result<()>> {
+    if buffer.remaining() <= limit {
+        return stream.poll_read(cx, buffer);
+    }
+    let mut part = ReadBuf::new(buffer.initialize_unfilled_to(limit));
+    ready!(stream.poll_read(cx, &mut part))?;
+    let read = part.filled().len();
+    buffer.advance(read);
+    Poll::Ready(Ok(()))
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::connection::request_count::RequestCount;
 use crate::server::connection::head_monitor::{HeadMonitor, IncompleteHeadError};
-use crate::server::connection::inspected_stream::Http2Error;
 use crate::server::connection::write_progress::WriteStall;
+use weir_io::goaway::Http2Error;
 
 /// How long an idle HTTP/2 connection stays open after its GOAWAY while its client still reads
 /// responses. A response counts as complete when its last bytes have been handed to the connection.

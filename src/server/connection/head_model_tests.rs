@@ -194,6 +194,7 @@ async fn serve_inspected(stream: Parts) -> (Vec<UnderstoodRequest>, End) {
         unwritten_bytes: Arc::default(),
         write_progress: WriteProgress::unobserved(),
         pacing: ReadPacing::default(),
+        unparsed: bytes::Bytes::new(),
         rejection_response: None,
         response_suppressed: false,
         _guard: (),

@@ -223,6 +223,12 @@ impl HeadMonitor {
         self.lock_state().http1.is_expected
     }
 
+    /// Whether the library waits for a head of which nothing was read since.
+    pub(crate) fn http1_is_between_heads(&self) -> bool {
+        let state = self.lock_state();
+        state.http1.is_expected && state.http1.bytes == 0
+    }
+
     /// Whether the last request had a body.
     pub(crate) fn http1_has_body(&self) -> bool {
         self.lock_state().http1.last_has_body == Some(true)
@@ -350,6 +356,18 @@ mod tests {
 
     fn monitor() -> Arc<HeadMonitor> {
         HeadMonitor::new(TIME, &HeadBudget::new(&Registry::new()), None)
+    }
+
+    #[test]
+    fn a_connection_is_between_heads_until_a_byte_of_one_arrives() {
+        let head_monitor = monitor();
+        assert!(!head_monitor.http1_is_between_heads(), "not read yet");
+        let waits_for_head = HeadTimer::new(&head_monitor).sleep(Duration::ZERO);
+        assert!(head_monitor.http1_is_between_heads());
+        head_monitor.http1_record_read(b"G");
+        assert!(!head_monitor.http1_is_between_heads());
+        drop(waits_for_head);
+        assert!(!head_monitor.http1_is_between_heads(), "a request");
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,27 +11,87 @@ use tokio::sync::watch;
 use crate::pipeline::connection::request_count::RequestCount;
 use weir_limits::throttling::memory_pressure::MemoryPressure;
 
-/// The interval between two checks.
-const CHECK_INTERVAL: Duration = Duration::from_secs(30);
+/// The interval between two checks of an HTTP/2 connection.
+const HTTP2_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A connection without activity in this many consecutive checks has been idle for 90 to 120 s
-/// (kube-apiserver's `IdleTimeout` is 90 s). An incomplete head has its own timeout
+/// The interval between two checks of an HTTP/1.1 connection, which gives memory back while it rests:
+/// often enough for a flood of connections, and no work beside that of a request in this time.
+const HTTP1_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A connection that is idle at consecutive checks for so long has been idle for up to one interval
+/// more (kube-apiserver's `IdleTimeout` is 90 s). An incomplete head has its own timeout
 /// ([`head_monitor`](crate::server::connection::head_monitor)).
-const IDLE_CHECKS: u32 = 3;
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Completes when the connection has been idle for too long.
-///
-/// # Cancel safety
-/// The time starts again.
-pub(crate) async fn wait_for_idle_timeout(requests: &RequestCount) {
-    let (mut started_before, mut checks) = (0, 0);
-    while checks < IDLE_CHECKS {
-        tokio::time::sleep(CHECK_INTERVAL).await;
-        let started = requests.started();
-        let is_idle =
-            started == started_before && started == requests.ended() && !requests.write_pending();
-        checks = if is_idle { checks + 1 } else { 0 };
-        started_before = started;
+/// Follows how long a connection has been idle.
+#[derive(Debug)]
+pub(crate) struct IdleChecks {
+    interval: Duration,
+    started_before: u64,
+    idle: Duration,
+}
+
+/// What the checks of a connection have found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Idle {
+    /// The connection is idle and may rest.
+    Quiet,
+    /// It has been idle for too long.
+    TooLong,
+}
+
+impl IdleChecks {
+    const fn new(interval: Duration) -> Self {
+        Self {
+            interval,
+            started_before: 0,
+            idle: Duration::ZERO,
+        }
+    }
+
+    pub(crate) const fn http1() -> Self {
+        Self::new(HTTP1_CHECK_INTERVAL)
+    }
+
+    pub(crate) const fn http2() -> Self {
+        Self::new(HTTP2_CHECK_INTERVAL)
+    }
+
+    /// Completes when the connection has been idle for too long, or is idle while `may_rest`.
+    ///
+    /// # Cancel safety
+    /// The interval starts again.
+    pub(crate) async fn wait(
+        &mut self,
+        requests: &RequestCount,
+        may_rest: impl Fn() -> bool,
+    ) -> Idle {
+        loop {
+            tokio::time::sleep(self.interval).await;
+            let started = requests.started();
+            let is_idle = started == std::mem::replace(&mut self.started_before, started)
+                && started == requests.ended()
+                && !requests.write_pending();
+            self.idle = if is_idle {
+                self.idle + self.interval
+            } else {
+                Duration::ZERO
+            };
+            if self.idle >= IDLE_TIMEOUT {
+                return Idle::TooLong;
+            }
+            if is_idle && may_rest() {
+                return Idle::Quiet;
+            }
+        }
+    }
+
+    /// Completes when a connection that rests has been idle for too long.
+    ///
+    /// # Cancel safety
+    /// The rest of the time starts again.
+    pub(crate) async fn rest(&self) {
+        tokio::time::sleep(IDLE_TIMEOUT.saturating_sub(self.idle)).await;
     }
 }
 
@@ -91,8 +151,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_without_requests_times_out_after_ninety_seconds() {
         let began = Instant::now();
-        wait_for_idle_timeout(&RequestCount::default()).await;
-        assert_eq!(began.elapsed().as_secs(), 90);
+        let requests = RequestCount::default();
+        for mut checks in [IdleChecks::http1(), IdleChecks::http2()] {
+            let before = began.elapsed();
+            assert_eq!(checks.wait(&requests, || false).await, Idle::TooLong);
+            assert_eq!((began.elapsed() - before).as_secs(), 90);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_rests_after_two_checks_without_a_request() {
+        let (began, requests) = (Instant::now(), Arc::new(RequestCount::default()));
+        drop(requests.start());
+        let mut checks = IdleChecks::http1();
+        assert_eq!(checks.wait(&requests, || true).await, Idle::Quiet);
+        assert_eq!(began.elapsed(), 2 * HTTP1_CHECK_INTERVAL);
+        checks.rest().await;
+        assert_eq!(began.elapsed(), HTTP1_CHECK_INTERVAL + IDLE_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
@@ -138,7 +213,7 @@ mod tests {
         let requests = Arc::new(RequestCount::default());
         let began = Instant::now();
         let waiting = async {
-            wait_for_idle_timeout(&requests).await;
+            IdleChecks::http2().wait(&requests, || false).await;
             began.elapsed()
         };
         let requesting = async {

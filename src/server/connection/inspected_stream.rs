@@ -18,10 +18,10 @@ use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use bytes::Bytes;
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::pipeline::connection::head_budget::header_block_memory;
 use crate::pipeline::connection::request_count::RequestCount;
@@ -32,6 +32,8 @@ use crate::server::connection::write_progress::WriteProgress;
 use weir_base::clock::Clock;
 use weir_base::metrics::GaugeGuard;
 use weir_io::frame_scanner::{FrameScanner, IncompleteBlock};
+use weir_io::goaway::LastStreamId;
+use weir_io::tcp::poll_read_at_most;
 use weir_io::write_backpressure::UnwrittenBytes;
 use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::throttling::poll_budget::HEADER_BYTE_WORK;
@@ -39,11 +41,6 @@ use weir_limits::throttling::read_pacing::ReadPacing;
 
 /// The empty line at the end of a head, with the line break before it.
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
-
-/// HTTP/2's GOAWAY (RFC 9113, 6.8), and its reason for a client that exceeds a limit:
-/// ENHANCE_YOUR_CALM.
-const GOAWAY: u8 = 7;
-const ENHANCE_YOUR_CALM: u32 = 0xb;
 
 /// The stream of an HTTP/1.1 connection. It inspects the bytes that are read, and tracks whether
 /// bytes wait to be written.
@@ -54,6 +51,8 @@ pub(crate) struct InspectedStream<S, H = (ConnectionGuard, GaugeGuard)> {
     pub(crate) unwritten_bytes: Arc<UnwrittenBytes>,
     pub(crate) write_progress: WriteProgress,
     pub(crate) pacing: ReadPacing,
+    /// What the library had read and not parsed when the connection came to rest; it reads it again.
+    pub(crate) unparsed: Bytes,
     /// The unwritten part of weir's response to a head that is incomplete or cannot be parsed.
     pub(crate) rejection_response: Option<Vec<u8>>,
     /// Whether the library's response to a head that it cannot parse was suppressed.
@@ -147,6 +146,18 @@ impl<S, H> InspectedStream<S, H> {
     }
 }
 
+impl<S: AsyncBufRead + Unpin, H> InspectedStream<S, H> {
+    /// Completes when there is something to read: bytes, the end or an error.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn readable(&mut self) {
+        if self.unparsed.is_empty() {
+            let _ = poll_fn(|cx| Pin::new(&mut self.stream).poll_fill_buf(cx).map_ok(drop)).await;
+        }
+    }
+}
+
 /// A response that is written without the library. The connection ends after it.
 fn raw_response(rejection: &RequestRejection) -> Vec<u8> {
     let code = rejection.code();
@@ -175,6 +186,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for InspectedStream<
     ) -> Poll<io::Result<()>> {
         if let Err(error) = self.head_monitor.http1_before_read() {
             return self.poll_reject_incomplete(cx, error);
+        }
+        if !self.unparsed.is_empty() {
+            let length = self.unparsed.len().min(buffer.remaining());
+            buffer.put_slice(&self.unparsed.split_to(length));
+            return Poll::Ready(Ok(()));
         }
         ready!(self.pacing.poll_ready(cx));
         let before = buffer.filled().len();
@@ -254,40 +270,6 @@ pub(crate) struct Http2InspectedStream<S> {
     on_pause: fn(&S),
 }
 
-/// The highest stream id of an HTTP/2 connection with a complete header block.
-#[derive(Debug, Default)]
-pub(crate) struct LastStreamId(AtomicU32);
-
-/// Why a connection is closed at once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Http2Error {
-    /// The client may connect again.
-    NoError,
-    /// The client has exceeded a limit.
-    EnhanceYourCalm,
-}
-
-impl Http2Error {
-    /// The error code (RFC 9113, 7).
-    const fn code(self) -> u32 {
-        match self {
-            Self::NoError => 0,
-            Self::EnhanceYourCalm => ENHANCE_YOUR_CALM,
-        }
-    }
-}
-
-impl LastStreamId {
-    /// The GOAWAY frame of a connection that is closed at once. Streams after the last one were not
-    /// processed.
-    pub(crate) fn goaway_frame(&self, error: Http2Error) -> Vec<u8> {
-        let last = self.0.load(Ordering::Relaxed).to_be_bytes();
-        let payload = [last, error.code().to_be_bytes()].concat();
-        let header = [0, 0, 8, GOAWAY, 0, 0, 0, 0, 0];
-        [&header[..], &payload].concat()
-    }
-}
-
 impl<S> Http2InspectedStream<S> {
     /// The stream of a new connection.
     pub(crate) fn new(
@@ -328,7 +310,7 @@ impl<S> Http2InspectedStream<S> {
             self.pacing.record_ineffective(ineffective, Clock.now());
         }
         let last = self.scanner.last_stream_id();
-        self.last_stream_id.0.store(last, Ordering::Relaxed);
+        self.last_stream_id.record(last);
         // The same read may have started the next block, which has its own timeout.
         let is_same =
             self.scanner.incomplete().is_some() && before == Some(self.scanner.completed_units());
@@ -374,23 +356,6 @@ impl<S: AsyncRead + Unpin> AsyncRead for Http2InspectedStream<S> {
         }
         polled
     }
-}
-
-/// Reads at most `limit` bytes, which is above 0.
-fn poll_read_at_most<S: AsyncRead>(
-    limit: usize,
-    stream: Pin<&mut S>,
-    cx: &mut Context<'_>,
-    buffer: &mut ReadBuf<'_>,
-) -> Poll<io::Result<()>> {
-    if buffer.remaining() <= limit {
-        return stream.poll_read(cx, buffer);
-    }
-    let mut part = ReadBuf::new(buffer.initialize_unfilled_to(limit));
-    ready!(stream.poll_read(cx, &mut part))?;
-    let read = part.filled().len();
-    buffer.advance(read);
-    Poll::Ready(Ok(()))
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Http2InspectedStream<S> {

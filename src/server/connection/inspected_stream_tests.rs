@@ -1,5 +1,6 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -74,6 +75,7 @@ fn http1_stream<S>(stream: S) -> InspectedStream<S, ()> {
         unwritten_bytes: Arc::default(),
         write_progress: WriteProgress::unobserved(),
         pacing: ReadPacing::default(),
+        unparsed: Bytes::new(),
         rejection_response: None,
         response_suppressed: false,
         _guard: (),
@@ -92,6 +94,23 @@ async fn a_poll_reads_less_of_a_head_than_of_a_body() {
         let (polls, _) = read_whole(&mut stream, LENGTH).await;
         assert!((fewest..=most).contains(&polls), "{is_head}: {polls}");
     }
+}
+
+#[tokio::test]
+async fn what_the_library_had_not_parsed_is_read_again_before_what_arrives() {
+    let (near, mut far) = tokio::io::duplex(64);
+    let mut stream = http1_stream(tokio::io::BufReader::new(near));
+    assert_eq!(stream.readable().now_or_never(), None);
+    far.write_all(b"later").await.unwrap();
+    stream.readable().await;
+    stream.unparsed = Bytes::from_static(b"earlier ");
+    stream.readable().await;
+    let mut read = [0; 13];
+    stream.read_exact(&mut read).await.unwrap();
+    assert_eq!(&read, b"earlier later");
+    assert_eq!(stream.readable().now_or_never(), None);
+    drop(far);
+    stream.readable().await; // the end
 }
 
 #[tokio::test]

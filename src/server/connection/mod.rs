@@ -13,10 +13,7 @@ pub(crate) mod head_model_tests;
 pub(crate) mod head_monitor;
 pub(crate) mod idle_timeout;
 pub(crate) mod inspected_stream;
-pub(crate) mod not_tls;
 pub(crate) mod ordered_error;
-pub(crate) mod rare_events;
-pub(crate) mod staged_close;
 pub(crate) mod stream_executor;
 pub(crate) mod write_progress;
 
@@ -31,6 +28,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use bytes::Bytes;
 use futures_util::{FutureExt, TryFutureExt};
 use http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::body::Body as _;
@@ -59,16 +57,9 @@ use crate::server::connection::close_reason::{
 };
 use crate::server::connection::connection_guard::ConnectionGuard;
 use crate::server::connection::head_monitor::{HeadMonitor, HeadTimer};
-use crate::server::connection::idle_timeout::{
-    wait_for_idle_timeout, wait_for_idle_under_pressure,
-};
-use crate::server::connection::inspected_stream::{
-    Http2InspectedStream, InspectedStream, LastStreamId,
-};
-use crate::server::connection::not_tls::wait_for_tls;
+use crate::server::connection::idle_timeout::{Idle, IdleChecks, wait_for_idle_under_pressure};
+use crate::server::connection::inspected_stream::{Http2InspectedStream, InspectedStream};
 use crate::server::connection::ordered_error::{OrderedErrorBody, ResponseConnection};
-use crate::server::connection::rare_events::{FirstReady, poll_with_rare_event};
-use crate::server::connection::staged_close::discard_until_closed;
 use crate::server::connection::stream_executor::StreamExecutor;
 use crate::server::connection::write_progress::WriteProgress;
 use crate::server::handshake_limiter::ConnectionSource;
@@ -82,8 +73,12 @@ use weir_base::drain::{Drain, DrainStage};
 use weir_base::metrics::GaugeGuard;
 use weir_base::sync::Mutex;
 use weir_io::frame_scanner::PREFACE_LENGTH;
+use weir_io::goaway::LastStreamId;
 use weir_io::in_place;
+use weir_io::not_tls::wait_for_tls;
 use weir_io::proxy_protocol;
+use weir_io::rare_events::{FirstReady, poll_with_rare_event};
+use weir_io::staged_close::discard_until_closed;
 use weir_io::tcp::TcpIo;
 use weir_io::write_backpressure::{BackpressureBody, UnwrittenBytes};
 use weir_io::write_coalescing::{CoalescingDriver, coalesce_writes};
@@ -153,14 +148,35 @@ struct ClientConnection {
     context: Arc<ConnectionContext>,
 }
 
-/// Serves a connection until it is closed.
-pub(crate) async fn serve(
+/// The stream of an HTTP/1.1 connection. Boxed, since it outlives what the library has of it.
+type Http1Stream = Box<InspectedStream<TlsStream<TcpIo>>>;
+
+/// Serves a connection until it is closed. Each phase has a box of its own: a connection has memory for
+/// the one that it is in.
+pub(crate) fn serve(
+    tcp: TcpStream,
+    address: SocketAddr,
+    guard: ConnectionGuard,
+    pending_guard: PendingHandshakeGuard,
+    context: Arc<ConnectionContext>,
+) -> impl Future<Output = ()> + Send + use<> {
+    let accepting = in_place::pinned(|| accept(tcp, address, guard, pending_guard, context));
+    async move {
+        let serving = accepting.await;
+        if let Some(serving) = serving {
+            serving.await;
+        }
+    }
+}
+
+/// Performs the handshake. Returns what serves HTTP.
+async fn accept(
     tcp: TcpStream,
     mut address: SocketAddr,
     mut guard: ConnectionGuard,
     mut pending_guard: PendingHandshakeGuard,
     context: Arc<ConnectionContext>,
-) {
+) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
     let evicted = pending_guard.wait_for_eviction();
     let settings = context.settings.load_full();
     let peer_address = address;
@@ -183,7 +199,8 @@ pub(crate) async fn serve(
             let now = Clock.now();
             context.metrics.record_handshake_error(address, &why, now);
             drop(guard);
-            return drop(pending_guard); // this completes an eviction
+            drop(pending_guard); // this completes an eviction
+            return None;
         }
     };
     drop(pending_guard);
@@ -200,26 +217,28 @@ pub(crate) async fn serve(
         write_stall: Arc::default(),
     };
     let write_progress = WriteProgress::new(&monitors.write_stall, &context.worker.deadlines);
-    let connection = Arc::new(ClientConnection { peer, context });
+    let client = Arc::new(ClientConnection { peer, context });
+    let held = (guard, open);
     if is_http2(&stream) {
         keepalive::enable_http2(stream.get_ref().0.tcp());
-        serve_http2(stream, write_progress, &connection, &monitors, &settings).await;
-        drop((guard, open));
+        let serving = serve_http2(stream, write_progress, client, monitors, settings, held);
+        Some(Box::pin(serving))
     } else {
         let requests = Arc::<RequestCount>::default();
         let write_progress = write_progress.with_unread(requests.unread());
-        let stream = InspectedStream {
+        let stream = in_place::boxed(|| InspectedStream {
             stream,
             requests,
             head_monitor: Arc::clone(&monitors.head_monitor),
             unwritten_bytes: Arc::default(),
             write_progress,
             pacing: ReadPacing::default(),
+            unparsed: Bytes::new(),
             rejection_response: None,
             response_suppressed: false,
-            _guard: (guard, open),
-        };
-        serve_http1(stream, &connection, &monitors, &settings).await;
+            _guard: held,
+        });
+        Some(Box::pin(serve_http1(stream, client, monitors, settings)))
     }
 }
 
@@ -301,12 +320,69 @@ async fn handshake(
     accepting.await
 }
 
+/// Serves HTTP/1.1. While a connection rests, the library has no part of it, and so no buffers.
 async fn serve_http1(
-    stream: InspectedStream<TlsStream<TcpIo>>,
+    mut stream: Http1Stream,
+    client: Arc<ClientConnection>,
+    monitors: ConnectionMonitors,
+    settings: Arc<ListenerSettings>,
+) {
+    let ClientConnection { peer, context } = &*client;
+    let requests = Arc::clone(&stream.requests);
+    let mut end = pin!(async {
+        tokio::select! {
+            end = wait_for_http1_violation(peer, &monitors) => end,
+            () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
+            () = context.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
+            () = requests.going_away() => ClientCloseReason::Drain,
+            () = wait_for_disconnect(peer, context) => ClientCloseReason::Drain,
+        }
+    });
+    let mut idle = IdleChecks::http1();
+    loop {
+        let busy = in_place::pinned(|| {
+            serve_until_quiet(
+                stream,
+                &client,
+                &monitors,
+                &settings,
+                end.as_mut(),
+                &mut idle,
+            )
+        });
+        let Some(quiet) = busy.await else { return };
+        stream = quiet;
+        let ended = {
+            let woken = pin!(async {
+                tokio::select! {
+                    () = stream.readable() => None,
+                    () = idle.rest() => Some(ClientCloseReason::Idle),
+                }
+            });
+            match poll_with_rare_event(woken, end.as_mut()).await {
+                FirstReady::Main(ended) => ended,
+                FirstReady::Rare(end) => Some(end),
+            }
+        };
+        if let Some(end) = ended {
+            record_close(peer, context, end);
+            if end == ClientCloseReason::Drain {
+                let _ = timeout(LINGER_TIMEOUT, stream.stream.shutdown()).await;
+            }
+            return;
+        }
+    }
+}
+
+/// Serves requests until the connection ends or, if this returns its stream, comes to rest.
+async fn serve_until_quiet(
+    stream: Http1Stream,
     client: &Arc<ClientConnection>,
     monitors: &ConnectionMonitors,
     settings: &ListenerSettings,
-) {
+    end: impl Future<Output = ClientCloseReason>,
+    idle: &mut IdleChecks,
+) -> Option<Http1Stream> {
     let ClientConnection { peer, context } = &**client;
     let requests = Arc::clone(&stream.requests);
     let head_monitor = &monitors.head_monitor;
@@ -330,15 +406,25 @@ async fn serve_http1(
         .with_upgrades();
     let end = pin!(async {
         tokio::select! {
-            end = wait_for_http1_violation(peer, monitors) => end,
-            () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
-            () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
-            () = context.drain.reached(DrainStage::Closing) => ClientCloseReason::Drain,
-            () = requests.going_away() => ClientCloseReason::Drain,
-            () = wait_for_disconnect(peer, context) => ClientCloseReason::Drain,
+            end = end => Some(end),
+            idle = idle.wait(&requests, || head_monitor.http1_is_between_heads()) => match idle {
+                Idle::Quiet => None,
+                Idle::TooLong => Some(ClientCloseReason::Idle),
+            },
         }
     });
-    let mut first = poll_with_rare_event(Pin::new(&mut connection), end).await;
+    let mut first = match poll_with_rare_event(Pin::new(&mut connection), end).await {
+        FirstReady::Main(result) => FirstReady::Main(result),
+        FirstReady::Rare(Some(end)) => FirstReady::Rare(end),
+        FirstReady::Rare(None) => {
+            let parts = connection.into_parts()?;
+            let mut stream = parts.io.into_inner();
+            if !parts.read_buf.is_empty() {
+                stream.unparsed = parts.read_buf; // an empty part would keep the whole buffer
+            }
+            return Some(stream);
+        }
+    };
     if matches!(first, FirstReady::Rare(ClientCloseReason::Drain)) {
         Pin::new(&mut connection).graceful_shutdown();
         let violation = pin!(wait_for_http1_violation(peer, monitors));
@@ -350,14 +436,20 @@ async fn serve_http1(
         FirstReady::Rare(end @ ClientCloseReason::IncompleteHead(_)) => {
             match timeout(LINGER_TIMEOUT, Pin::new(&mut connection)).await {
                 Ok(result) => result,
-                Err(_) => return record_close(peer, context, end),
+                Err(_) => {
+                    record_close(peer, context, end);
+                    return None;
+                }
             }
         }
-        FirstReady::Rare(end) => return record_close(peer, context, end),
+        FirstReady::Rare(end) => {
+            record_close(peer, context, end);
+            return None;
+        }
     };
     let stream = connection.into_parts().map(|parts| parts.io.into_inner());
-    // Boxed, so that a connection does not reserve memory for its stream twice.
-    Box::pin(finish_http1(peer, context, result, stream)).await;
+    finish_http1(peer, context, result, stream).await;
+    None
 }
 
 /// Completes when a lever disconnects the client, by the user of its last request. What is in flight
@@ -386,7 +478,7 @@ async fn finish_http1(
     peer: &Peer,
     context: &ConnectionContext,
     result: Result<(), hyper::Error>,
-    stream: Option<InspectedStream<TlsStream<TcpIo>>>,
+    stream: Option<Http1Stream>,
 ) {
     if let Some(mut stream) = stream {
         if let Some(error) = stream.head_monitor.error() {
@@ -406,7 +498,7 @@ async fn finish_http1(
 }
 
 /// Shuts down the write half, and closes the connection when the client had time to read it.
-async fn close_in_stages(mut stream: InspectedStream<TlsStream<TcpIo>>) {
+async fn close_in_stages(mut stream: Http1Stream) {
     // The library has done it, unless reading failed.
     if let Ok(Ok(())) = timeout(LINGER_TIMEOUT, stream.stream.shutdown()).await {
         let (tcp, _) = stream.stream.into_inner();
@@ -414,100 +506,107 @@ async fn close_in_stages(mut stream: InspectedStream<TlsStream<TcpIo>>) {
     }
 }
 
-async fn serve_http2(
+/// Serves HTTP/2. Not an `async fn`, whose future would have room for the stream twice.
+fn serve_http2(
     stream: TlsStream<TcpIo>,
     write_progress: WriteProgress,
-    client: &Arc<ClientConnection>,
-    monitors: &ConnectionMonitors,
-    settings: &ListenerSettings,
-) {
-    let ClientConnection { peer, context } = &**client;
+    client: Arc<ClientConnection>,
+    monitors: ConnectionMonitors,
+    settings: Arc<ListenerSettings>,
+    held: (ConnectionGuard, GaugeGuard),
+) -> impl Future<Output = ()> + Send + use<> {
     let connections = &settings.serving.connections;
-    let head_monitor = &monitors.head_monitor;
-    let close_stage = context.drain.close_stage();
     let requests = Arc::new(RequestCount::with_reset_limit(
         connections.http2_max_resets_per_second,
         Clock.now(),
     ));
-    let service = service_fn(|request| {
-        if connections.goaway_chance > 0.0 && fastrand::f64() < connections.goaway_chance {
-            requests.go_away();
-        }
-        respond(Arc::clone(client), &requests, request).map_ok(|response| {
-            response.map(|body| OrderedErrorBody::new(body, ResponseConnection::Http2))
-        })
-    });
     let write_progress = write_progress.with_unread(requests.unread());
     let last_stream = Arc::<LastStreamId>::default();
     let pacing = ReadPacing::with_reset_limit(connections.http2_max_resets_per_second, Clock.now());
     let stream = Http2InspectedStream::new(
         stream,
-        head_monitor,
+        &monitors.head_monitor,
         &last_stream,
         write_progress,
         pacing,
         |stream: &TlsStream<TcpIo>| keepalive::allow_pauses(stream.get_ref().0.tcp()),
     );
     let (stream, coalescer) = coalesce_writes(stream);
-    // Boxed, so that it can be dropped with its requests before the connection is closed.
-    let mut connection = Box::pin(
-        http2_builder(
-            StreamExecutor(Arc::clone(&requests)),
-            settings
-                .serving
-                .connections
-                .http2_max_streams_per_connection,
-        )
-        .serve_connection(TokioIo::new(stream), service),
-    );
-    let end = pin!(async {
-        tokio::select! {
-            () = coalescer.insufficient_read(saturating_u64(PREFACE_LENGTH), HANDSHAKE_TIMEOUT) => ClientCloseReason::Silence,
-            () = wait_for_idle_timeout(&requests) => ClientCloseReason::Idle,
-            () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
-            () = context.drain.reached(close_stage) => ClientCloseReason::Drain,
-            () = requests.going_away() => ClientCloseReason::Drain,
-            () = wait_for_disconnect(peer, context) => ClientCloseReason::Drain,
-            end = wait_for_http2_violation(peer, monitors, &requests) => end,
-        }
-    });
-    let driven = coalescer.drive(connection.as_mut());
-    let first = poll_with_rare_event(pin!(driven), end).await;
-    let mut end = match first {
-        FirstReady::Main(result) => {
-            drop(connection);
-            return Box::pin(finish_http2(peer, result, &coalescer)).await;
-        }
-        FirstReady::Rare(end) => end,
-    };
-    if matches!(end, ClientCloseReason::Idle | ClientCloseReason::Drain) {
-        record_close(peer, context, end);
-        connection.as_mut().graceful_shutdown();
-        let drain_timeout = end.drain_timeout();
-        let drained = {
-            let draining = pin!(coalescer.drive(connection.as_mut()));
-            let violation = pin!(wait_for_http2_violation(peer, monitors, &requests));
-            timeout(drain_timeout, poll_with_rare_event(draining, violation)).await
-        };
-        end = match drained {
-            Ok(FirstReady::Main(result)) => {
+    async move {
+        // Dropped in the reverse order: the socket is closed before it stops counting.
+        let (_held, coalescer) = (held, coalescer);
+        let ClientConnection { peer, context } = &*client;
+        let connections = &settings.serving.connections;
+        let close_stage = context.drain.close_stage();
+        let service = service_fn(|request| {
+            if connections.goaway_chance > 0.0 && fastrand::f64() < connections.goaway_chance {
+                requests.go_away();
+            }
+            respond(Arc::clone(&client), &requests, request).map_ok(|response| {
+                response.map(|body| OrderedErrorBody::new(body, ResponseConnection::Http2))
+            })
+        });
+        let mut idle = IdleChecks::http2();
+        // Boxed, so that it can be dropped with its requests before the connection is closed.
+        let mut connection = Box::pin(
+            http2_builder(
+                StreamExecutor(Arc::clone(&requests)),
+                settings
+                    .serving
+                    .connections
+                    .http2_max_streams_per_connection,
+            )
+            .serve_connection(TokioIo::new(stream), service),
+        );
+        let end = pin!(async {
+            tokio::select! {
+                () = coalescer.insufficient_read(saturating_u64(PREFACE_LENGTH), HANDSHAKE_TIMEOUT) => ClientCloseReason::Silence,
+                _ = idle.wait(&requests, || false) => ClientCloseReason::Idle,
+                () = wait_for_memory_pressure(&requests, &context.memory_limit) => ClientCloseReason::MemoryPressure,
+                () = context.drain.reached(close_stage) => ClientCloseReason::Drain,
+                () = requests.going_away() => ClientCloseReason::Drain,
+                () = wait_for_disconnect(peer, context) => ClientCloseReason::Drain,
+                end = wait_for_http2_violation(peer, &monitors, &requests) => end,
+            }
+        });
+        let driven = coalescer.drive(connection.as_mut());
+        let first = poll_with_rare_event(pin!(driven), end).await;
+        let mut end = match first {
+            FirstReady::Main(result) => {
                 drop(connection);
                 return Box::pin(finish_http2(peer, result, &coalescer)).await;
             }
-            Ok(FirstReady::Rare(end)) => end,
-            Err(_) => return,
+            FirstReady::Rare(end) => end,
         };
-    }
-    record_close(peer, context, end);
-    if end != ClientCloseReason::Silence {
-        drop(connection);
-        let goaway = last_stream.goaway_frame(end.http2_error());
-        let _ = timeout(LINGER_TIMEOUT, async {
-            if coalescer.close_write(&goaway).await.is_ok() {
-                discard_until_closed(&coalescer).await;
-            }
-        })
-        .await;
+        if matches!(end, ClientCloseReason::Idle | ClientCloseReason::Drain) {
+            record_close(peer, context, end);
+            connection.as_mut().graceful_shutdown();
+            let drain_timeout = end.drain_timeout();
+            let drained = {
+                let draining = pin!(coalescer.drive(connection.as_mut()));
+                let violation = pin!(wait_for_http2_violation(peer, &monitors, &requests));
+                timeout(drain_timeout, poll_with_rare_event(draining, violation)).await
+            };
+            end = match drained {
+                Ok(FirstReady::Main(result)) => {
+                    drop(connection);
+                    return Box::pin(finish_http2(peer, result, &coalescer)).await;
+                }
+                Ok(FirstReady::Rare(end)) => end,
+                Err(_) => return,
+            };
+        }
+        record_close(peer, context, end);
+        if end != ClientCloseReason::Silence {
+            drop(connection);
+            let goaway = last_stream.goaway_frame(end.http2_error());
+            let _ = timeout(LINGER_TIMEOUT, async {
+                if coalescer.close_write(&goaway).await.is_ok() {
+                    discard_until_closed(&coalescer).await;
+                }
+            })
+            .await;
+        }
     }
 }
 

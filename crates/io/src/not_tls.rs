@@ -6,7 +6,7 @@ use std::{fmt, io};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::server::connection::staged_close::discard_until_closed;
+use crate::staged_close::discard_until_closed;
 
 /// The length of the header of a TLS record in bytes.
 const RECORD_HEADER: usize = 5;
@@ -69,7 +69,7 @@ impl std::error::Error for NotTls {}
 ///
 /// # Cancel safety
 /// Not cancel-safe: the first bytes of what is not TLS may have been read.
-pub(crate) async fn wait_for_tls(tcp: &mut TcpStream) -> io::Result<()> {
+pub async fn wait_for_tls(tcp: &mut TcpStream) -> io::Result<()> {
     let mut first = [0; RECORD_HEADER];
     if tcp.peek(&mut first).await? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

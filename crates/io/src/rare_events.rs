@@ -13,8 +13,10 @@ use std::task::{Context, Poll, Wake, Waker};
 
 /// Which future completed first.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum FirstReady<M, A> {
+pub enum FirstReady<M, A> {
+    /// The one that each wake-up polls.
     Main(M),
+    /// The one that was woken by itself.
     Rare(A),
 }
 
@@ -22,7 +24,7 @@ pub(crate) enum FirstReady<M, A> {
 ///
 /// # Cancel safety
 /// That of the two futures.
-pub(crate) async fn poll_with_rare_event<M: Future, A: Future>(
+pub async fn poll_with_rare_event<M: Future, A: Future>(
     mut main: Pin<&mut M>,
     mut rare: Pin<&mut A>,
 ) -> FirstReady<M::Output, A::Output> {

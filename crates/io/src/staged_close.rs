@@ -32,7 +32,7 @@ const DISCARD_BUFFER: usize = 8 << 10;
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub(crate) async fn discard_until_closed(mut tcp: impl AsyncRead + Unpin) {
+pub async fn discard_until_closed(mut tcp: impl AsyncRead + Unpin) {
     let discarding = async {
         let (mut buffer, mut discarded) = (vec![0; DISCARD_BUFFER], 0);
         while let Ok(Ok(read @ 1..)) = timeout(SILENCE_TIMEOUT, tcp.read(&mut buffer)).await
