@@ -61,6 +61,11 @@ impl Body {
         self
     }
 
+    /// Whether this is a body of the API server.
+    pub(crate) const fn is_forwarded(&self) -> bool {
+        matches!(self.0, BodyKind::Forwarded(_))
+    }
+
     /// A body of the API server, whose bytes count for `reader` until they are written.
     pub(crate) fn forwarded(
         body: GuardedBody<ResponseBody, Box<ResponseGuard>>,

@@ -68,6 +68,7 @@ use crate::server::keepalive;
 use crate::server::metrics::ServerMetrics;
 use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::server::settings::{AddressLimit, ListenerSettings};
+use crate::upstream::headers::detach_values;
 use weir_base::clock::Clock;
 use weir_base::drain::{Drain, DrainStage};
 use weir_base::metrics::GaugeGuard;
@@ -694,13 +695,16 @@ fn respond(
         let ClientConnection { peer, context } = &*client;
         let handled = AssertUnwindSafe(pipeline.handle(peer, head, body));
         let response = active_request.track(pin!(handled.catch_unwind())).await;
-        let response = response.unwrap_or_else(|_| {
+        let mut response = response.unwrap_or_else(|_| {
             context.metrics.panics.inc();
             error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
             pipeline.panic_response()
         });
         if response.extensions().get::<CloseConnection>().is_some() {
             active_request.go_away();
+        }
+        if !http1 && response.body().is_forwarded() {
+            detach_values(response.headers_mut());
         }
         let mut response = response.map(|body| body.with_end_guard(active_request));
         let closes = http1 && context.drain.is_draining();

@@ -79,6 +79,19 @@ pub(crate) fn prepare_forwarding(headers: &mut HeaderMap) {
     keep_unindexed(headers);
 }
 
+/// Copies the values that HPACK may keep for a connection. Each is a part of the buffer that the whole
+/// head was read into, 8 KiB or more, and a table of 4 KiB may keep a hundred of them.
+pub(crate) fn detach_values(headers: &mut HeaderMap) {
+    for (name, value) in headers {
+        if !value.is_sensitive()
+            && name != header::CONTENT_LENGTH // h2 never indexes it
+            && let Ok(copy) = HeaderValue::from_bytes(value.as_bytes())
+        {
+            *value = copy;
+        }
+    }
+}
+
 /// Removes the headers that concern the client's connection only. Returns the protocol of an
 /// upgrade, if one is requested.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {

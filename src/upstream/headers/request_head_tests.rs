@@ -5,7 +5,8 @@ use http::Request;
 use super::*;
 use crate::upstream::headers::forwarded_for::{address_value, requested_host};
 use crate::upstream::headers::{
-    ENTRY_OVERHEAD, InvalidHeaders, MAX_HEADER_BYTES, keep_unindexed, strip_hop_by_hop, validate,
+    ENTRY_OVERHEAD, InvalidHeaders, MAX_HEADER_BYTES, detach_values, keep_unindexed,
+    strip_hop_by_hop, validate,
 };
 
 static ADDRESS: HeaderValue = HeaderValue::from_static("192.0.2.7");
@@ -519,4 +520,12 @@ fn values_that_always_change_are_never_indexed() {
     keep_unindexed(&mut headers);
     let marked = usual.map(|(name, _)| headers[name].is_sensitive());
     assert_eq!(marked, [true, true, true, false]);
+    // An index keeps no more than the value.
+    let places = usual.map(|(name, _)| headers[name].as_bytes().as_ptr());
+    detach_values(&mut headers);
+    for ((name, value), place) in usual.into_iter().zip(places) {
+        assert_eq!(headers[name], value);
+        let is_copy = headers[name].as_bytes().as_ptr() != place;
+        assert_eq!(is_copy, name == "content-type", "{name}");
+    }
 }
