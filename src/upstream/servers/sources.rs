@@ -386,7 +386,7 @@ mod tests {
         sources.record_discovered(many.clone());
         assert_eq!(sources.discovered.len(), MAX_ADDRESSES);
         assert!(known.iter().all(|address| sources.is_discovered(address)));
-        sources.record_resolved(&name, known.clone());
+        sources.record_resolved(&name, known);
         sources.record_resolved(&name, many.clone());
         assert_eq!(sources.targets().servers.len(), MAX_ADDRESSES + 1);
         assert!(!sources.record_resolved(&name, many), "the same ones");
