@@ -15,7 +15,7 @@ use crate::limits::total_finder::TotalFinder;
 use crate::upstream::forward::api_server_client::ApiServerClient;
 use crate::upstream::servers::server_set::ServerSet;
 use weir_base::clock::Clock;
-use weir_kubernetes::numeric::saturating_u64;
+use weir_kubernetes::numeric::{saturating_i64, saturating_u64};
 
 /// The interval at which the API servers are counted.
 const COUNT_INTERVAL: Duration = Duration::from_secs(60);
@@ -24,6 +24,16 @@ pub(crate) const VERSION_PATH: &str = "/version";
 
 /// The Leases that each kube-apiserver of a cluster keeps.
 const IDENTITY_LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases?labelSelector=apiserver.kubernetes.io%2Fidentity%3Dkube-apiserver";
+
+/// The most API servers that Leases stand for. Others than API servers may write such Leases, and the
+/// bound of the total grows with their number.
+const MAX_SERVERS: usize = 64;
+
+/// The longest duration of a Lease that counts: kube-apiserver's.
+const MAX_LEASE_SECONDS: i64 = 3600;
+
+/// How far the clock of an API server may be ahead of weir's.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 
 /// Reads what there is to know of the API servers.
 pub(crate) struct ServerFacts {
@@ -120,7 +130,7 @@ struct IdentityLeaseSpec {
     lease_duration_seconds: Option<i64>,
 }
 
-/// The Leases of a list that have not expired, at least one.
+/// The Leases of a list that have not expired, at least one and at most [`MAX_SERVERS`].
 fn live_leases(list: &[u8], now: Timestamp) -> u64 {
     let list: IdentityLeases =
         serde_json::from_slice(list).unwrap_or(IdentityLeases { items: Vec::new() });
@@ -130,16 +140,20 @@ fn live_leases(list: &[u8], now: Timestamp) -> u64 {
             lease_duration_seconds: seconds,
         } = &lease.spec;
         let renewed: Option<Timestamp> = renewed.as_ref().and_then(|time| time.parse().ok());
-        renewed
-            .zip(*seconds)
-            .is_some_and(|(renewed, seconds)| now.duration_since(renewed).as_secs() <= seconds)
+        let Some((renewed, seconds)) = renewed.zip(*seconds) else {
+            return false;
+        };
+        let age = now.duration_since(renewed).as_secs();
+        let is_future = -age > saturating_i64(MAX_CLOCK_DIFFERENCE.as_secs());
+        !is_future && seconds <= MAX_LEASE_SECONDS && age <= seconds
     };
-    saturating_u64(list.items.iter().filter(is_live).count()).max(1)
+    let live = list.items.iter().filter(is_live).count();
+    saturating_u64(live.clamp(1, MAX_SERVERS))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -157,5 +171,21 @@ mod tests {
         assert_eq!(live_leases(list.to_string().as_bytes(), now), 2);
         assert_eq!(live_leases(b"{}", now), 1);
         assert_eq!(live_leases(b"no JSON", now), 1);
+    }
+
+    #[test]
+    fn leases_that_no_api_server_writes_do_not_count_for_ever_and_not_without_bound() {
+        let lease = |renewed: &str, seconds: i64| json!({"spec": {"renewTime": renewed, "leaseDurationSeconds": seconds}});
+        let now: Timestamp = "2026-11-27T12:00:00Z".parse().unwrap();
+        let live = |leases: &[Value]| {
+            let list = json!({ "items": leases });
+            live_leases(list.to_string().as_bytes(), now)
+        };
+        let right = lease("2026-11-27T11:59:55Z", 3600);
+        let ahead = lease("2026-11-27T12:00:30Z", 3600);
+        let future = lease("2026-11-27T12:01:01Z", 3600);
+        let long = lease("2026-11-27T11:59:55Z", i64::MAX);
+        assert_eq!(live(&[right.clone(), ahead, future, long]), 2);
+        assert_eq!(live(&vec![right; 1000]), 64);
     }
 }
