@@ -10,6 +10,7 @@ use crate::replicas::config::{Membership, PeerConfig, PeerTls, ReplicaConfig};
 use crate::upstream::credentials::CredentialSource;
 use crate::upstream::tls::parse_roots;
 use weir_agreement::message::check_name;
+use weir_status::replica_view::ALL_REPLICAS;
 
 const MEMBERSHIP: &str = "replica-membership";
 
@@ -58,7 +59,7 @@ impl FlagResolver {
         self.check("replica-namespace", check_name(&namespace))?;
         self.check("replica-group", check_name(&args.replica_group))?;
         let name = args.replica_name.clone().unwrap_or_else(host_name);
-        self.check("replica-name", check_name(&name))?;
+        self.check("replica-name", check_replica_name(&name))?;
         Some(ReplicaConfig {
             membership,
             name,
@@ -132,8 +133,31 @@ impl FlagResolver {
     }
 }
 
+fn check_replica_name(name: &str) -> Result<(), String> {
+    check_name(name)?;
+    match name == ALL_REPLICAS {
+        true => Err(format!(
+            "{name:?} stands for all replicas on the status page and in weir top: a replica needs another name"
+        )),
+        false => Ok(()),
+    }
+}
+
 /// The name of this host, as a replica's name.
 fn host_name() -> String {
     let uname = rustix::system::uname();
     uname.nodename().to_string_lossy().to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_replica_has_the_name_that_stands_for_all() {
+        assert_eq!(check_replica_name("all-in-one"), Ok(()));
+        let why = check_replica_name("all").unwrap_err();
+        assert!(why.contains("stands for all replicas"), "{why}");
+        assert!(check_replica_name("All").is_err());
+    }
 }
