@@ -15,7 +15,7 @@ use crate::identity::impersonation::target::{HeaderRules, impersonation_target};
 use crate::identity::request_header::IdentityHeaders;
 use crate::server::connection::head_model_tests;
 use crate::upstream::headers::request_trailers;
-use weir_agreement::lease::{parse_lease, parse_list};
+use weir_agreement::lease::{LeaseScope, parse_lease, parse_list};
 use weir_agreement::message::ReplicaMessage;
 use weir_audit::policy::AuditPolicy;
 use weir_base::clock::Clock;
@@ -250,8 +250,13 @@ fn replica_snapshot(bytes: &[u8]) {
 
 /// A Lease, or a list of them.
 fn replica_lease(bytes: &[u8]) {
-    let _ = parse_lease(bytes); // it is one of weir, or not
-    let _ = parse_list(bytes); // likewise
+    let scope = LeaseScope {
+        namespace: "weir-system".to_owned(),
+        group: "weir".to_owned(),
+        seconds: 30,
+    };
+    let _ = parse_lease(&scope, bytes); // it is one of weir, or not
+    let _ = parse_list(&scope, bytes); // likewise
 }
 
 /// The first byte chooses the encoding, the second one says how the others are divided: they are read

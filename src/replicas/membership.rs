@@ -219,7 +219,7 @@ impl MembershipTask {
         let (status, body) = self.send(verb, method, path, Some(object)).await?;
         match status {
             StatusCode::OK | StatusCode::CREATED => {
-                let lease = parse_lease(&body);
+                let lease = parse_lease(&self.scope, &body);
                 self.held = lease.ok().map(|lease| lease.resource_version);
                 self.state
                     .update(|agreement| agreement.renewed(sent, Clock.now()));
@@ -242,7 +242,7 @@ impl MembershipTask {
         let path = self.scope.lease_path(&self.state.id.name);
         let (status, body) = self.send("get", Method::GET, path, None).await?;
         let lease = match status {
-            StatusCode::OK => parse_lease(&body).map_err(|why| {
+            StatusCode::OK => parse_lease(&self.scope, &body).map_err(|why| {
                 let name = self.scope.lease_name(&self.state.id.name);
                 other_failure(format!("the Lease {name} is not a replica's: {why}"))
             })?,
@@ -313,7 +313,7 @@ impl MembershipTask {
             (status, _) => return Err(self.failure("list", status)),
         }
         let now = Clock.now();
-        let (leases, wrong) = parse_list(&body)
+        let (leases, wrong) = parse_list(&self.scope, &body)
             .map_err(|why| other_failure(format!("the list of Leases is not readable: {why}")))?;
         for why in wrong {
             debug!("replicas: a Lease is left out: {why}");
@@ -349,6 +349,7 @@ impl MembershipTask {
             entries.push(LeaseEntry {
                 id: lease.id,
                 version: lease.renewed,
+                has_address: lease.address.is_some(),
                 message: lease.message,
             });
         }
@@ -392,7 +393,7 @@ impl MembershipTask {
             for _ in 0..2 {
                 let get = task.send("get", Method::GET, path.clone(), None);
                 let (_, body) = get.await.ok()?;
-                let lease = parse_lease(&body).ok()?;
+                let lease = parse_lease(&task.scope, &body).ok()?;
                 if lease.id != state.id {
                     break;
                 }

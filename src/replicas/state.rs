@@ -91,6 +91,8 @@ pub(crate) struct ReplicaReport {
     pub(crate) pools: [(u32, u32); POOLS],
     /// The others.
     pub(crate) peers: Vec<PeerStatus>,
+    /// The replica that claims most, if the others leave this one no more than its floor.
+    pub(crate) most_greedy: Option<String>,
 }
 
 impl ReplicaReport {
@@ -101,7 +103,12 @@ impl ReplicaReport {
         let silent = self.peers.iter().filter(|peer| peer.silent);
         let silent: Vec<_> = silent.map(|peer| &*peer.name).collect();
         let why = match self.standing {
-            Some(Standing::Member) => return self.lease_failure.clone(),
+            Some(Standing::Member) => match &self.most_greedy {
+                Some(name) => format!(
+                    "the others, {name} most of all, claim so much that this one has no more than its floor"
+                ),
+                None => return self.lease_failure.clone(),
+            },
             None => "this one uses all of the totals".to_owned(),
             Some(Standing::Joining) => {
                 "this one has not read the Leases yet and uses its floor".to_owned()
@@ -280,6 +287,7 @@ impl ReplicaState {
             finds_total: self.finder.found().is_some(),
             pools,
             peers: inner.agreement.peers(now),
+            most_greedy: inner.agreement.most_greedy(now).map(ToOwned::to_owned),
         }
     }
 }
@@ -318,5 +326,27 @@ fn log_standing(standing: Option<Standing>, peers: &[PeerStatus]) {
             "replicas: another process has this replica's Lease; this one uses its floor. Without \
              a hand-over: give each replica a --replica-name of its own"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_whose_floor_others_claim_has_a_failure() {
+        let mut report = ReplicaReport {
+            name: "weir-0".to_owned(),
+            standing: Some(Standing::Member),
+            lease_failure: None,
+            finds_total: false,
+            pools: [(600, 50); POOLS],
+            peers: Vec::new(),
+            most_greedy: None,
+        };
+        assert_eq!(report.failure(), None);
+        report.most_greedy = Some("weir-1".to_owned());
+        let failure = report.failure().unwrap();
+        assert!(failure.contains("weir-1 most of all"), "{failure}");
     }
 }

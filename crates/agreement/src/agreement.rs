@@ -22,6 +22,21 @@
 //! its floor when its Lease was not renewed for a lease time, and one of the others has not
 //! acknowledged a message for as long. Both times count from before the request was sent. The others
 //! count a lease time from after they have received the last sign of it, so they end later.
+//!
+//! A floor may rise only when the others reserve it. So a replica that knows fewer others than before
+//! announces its higher floor once its share is as large, and uses it when each of the others has
+//! acknowledged that message.
+//!
+//! # Whom it believes
+//!
+//! A Lease may be written by more than replicas. Where there are peer connections, it says that a
+//! replica is there and where, and a message in it counts only for one that has no address: what it
+//! holds and wants, so that a fleet can change over to connections. Such a claim can push the others
+//! to their floors, and no further. Where there are none, the Leases say everything, and the floor is
+//! that of the own total whatever they say.
+//!
+//! A message on a connection counts for the process that holds its replica's Lease. One of a replica
+//! without a Lease counts only while the Leases cannot be read.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -120,9 +135,16 @@ pub struct Agreement {
     /// Whether the Leases were read after the own one was written: of two that start together, at
     /// least one finds the other.
     joined: bool,
-    /// The most replicas that were known at a time, which the floor follows. It only grows, so that
-    /// a floor that others know is never less than the one in use.
+    /// The replicas that the floor follows. More count at once, fewer when the others know the higher
+    /// floor: one that others know is never less than the one in use.
     most_replicas: u32,
+    /// The smaller number of replicas that the announced floor follows, and the number of the first
+    /// message with it.
+    fewer_replicas: Option<(u32, u64)>,
+    /// When the last list of the Leases was requested.
+    listed: Option<Instant>,
+    /// Since when the others claim so much that this replica is left with less than its floor.
+    crowded: Option<Instant>,
     leaving: bool,
     superseded: bool,
     division: Division,
@@ -154,6 +176,9 @@ impl Agreement {
             written: None,
             joined: false,
             most_replicas: 0,
+            fewer_replicas: None,
+            listed: None,
+            crowded: None,
             leaving: false,
             superseded: false,
             division,
@@ -205,6 +230,7 @@ impl Agreement {
             let LeaseEntry {
                 id,
                 version,
+                has_address,
                 message,
             } = lease;
             let peer = self.peers.entry(name);
@@ -215,23 +241,62 @@ impl Agreement {
                 peer.lease_ended = unchanged >= self.lease_time;
             }
             if let Some(message) = message {
-                self.receive(&message, now);
+                self.receive_in_lease(message, has_address, now);
             }
         }
+        self.listed = Some(sent);
         self.joined |= self.written.is_some_and(|written| written <= sent);
     }
 
-    /// Takes in a message. Returns whether it was of use: not if it is of another process than the
-    /// one that holds the replica's Lease, as far as is known.
+    /// Takes in a message of a connection. Returns whether it was of use: not if it is of another
+    /// process than the one that holds the replica's Lease, as far as is known.
     pub fn receive(&mut self, message: &ReplicaMessage, now: Instant) -> bool {
         if message.name == self.id.name {
             return false;
         }
-        if !self.peers.contains_key(&message.name) && self.peers.len() < MAX_REPLICAS {
-            // It has just joined: its Lease will be in the next list.
+        let is_known = self.peers.contains_key(&message.name);
+        if !is_known && !self.reads_leases(now) && self.peers.len() < MAX_REPLICAS {
+            // It has joined since: its Lease will be in the next list.
             let peer = PeerRecord::new(&message.instance, now);
             self.peers.insert(message.name.clone(), peer);
         }
+        let Some(peer) = self.peers.get_mut(&message.name) else {
+            return false;
+        };
+        if peer.instance != message.instance {
+            return false;
+        }
+        if !peer.is_connected {
+            peer.is_connected = true;
+            // The number in a Lease may be anything. What it claims counts until the next message.
+            peer.number = peer.number.map(|number| number.min(message.number));
+        }
+        self.take_in(message, now)
+    }
+
+    /// Whether the Leases were read within a lease time.
+    fn reads_leases(&self, now: Instant) -> bool {
+        let is_recent = |sent| now.saturating_duration_since(sent) < self.lease_time;
+        self.listed.is_some_and(is_recent)
+    }
+
+    /// Takes in the message of a replica's Lease.
+    fn receive_in_lease(&mut self, message: ReplicaMessage, has_address: bool, now: Instant) {
+        let peer = self.peers.get(&message.name);
+        let is_connected = has_address || peer.is_some_and(|peer| peer.is_connected);
+        match self.division {
+            Division::Even => {
+                self.take_in(&message, now);
+            }
+            Division::ByDemand if is_connected => {} // it says so on its connection
+            Division::ByDemand => {
+                self.take_in(&message.only_claims(), now);
+            }
+        }
+    }
+
+    /// Takes in a message of a process that is known. Returns whether it is that process's.
+    fn take_in(&mut self, message: &ReplicaMessage, now: Instant) -> bool {
         let Some(peer) = self.peers.get_mut(&message.name) else {
             return false;
         };
@@ -311,12 +376,17 @@ impl Agreement {
 
     fn own_claim(&self, place: usize) -> PoolClaim {
         let (input, claim) = (self.input(place), self.claim(place));
+        let floor = self.floor(input.total);
         PoolClaim {
             total: input.total,
-            demand: input.demand,
+            // A share as large as the floor of so many replicas lets the floor follow.
+            demand: input.demand.max(floor_share(input.total, self.replicas())),
             held: claim.held,
             wanted: claim.wanted,
-            floor: self.floor(input.total),
+            floor: match self.fewer_replicas {
+                Some((replicas, _)) => floor.max(floor_share(input.total, replicas)),
+                None => floor,
+            },
         }
     }
 
@@ -329,7 +399,7 @@ impl Agreement {
     }
 
     /// What is left of `total` when this replica is cut off.
-    fn floor(&self, total: u32) -> u32 {
+    pub(crate) fn floor(&self, total: u32) -> u32 {
         let replicas = match self.most_replicas {
             0 => ASSUMED_REPLICAS,
             replicas => replicas,
@@ -337,13 +407,41 @@ impl Agreement {
         floor_share(total, replicas)
     }
 
+    /// The replicas that are known, with this one.
+    fn replicas(&self) -> u32 {
+        u32::try_from(self.peers.len() + 1).unwrap_or(u32::MAX)
+    }
+
+    /// Lets the floor follow the number of replicas.
+    fn count_replicas(&mut self) {
+        let replicas = self.replicas();
+        if replicas >= self.most_replicas {
+            (self.most_replicas, self.fewer_replicas) = (replicas, None);
+            return;
+        }
+        match self.fewer_replicas {
+            Some((fewer, announced)) if fewer == replicas => {
+                if self.all_received(announced) {
+                    (self.most_replicas, self.fewer_replicas) = (replicas, None);
+                }
+            }
+            _ => {
+                let is_covered = |place: usize| {
+                    let floor = floor_share(self.input(place).total, replicas);
+                    self.claim(place).limit >= floor
+                };
+                let are_covered = (0..POOLS).all(is_covered);
+                self.fewer_replicas = are_covered.then_some((replicas, self.number + 1));
+            }
+        }
+    }
+
     /// Moves the shares on. The caller calls this a few times a second. Returns whether the others
     /// should learn of a change at once.
     pub fn step(&mut self, now: Instant, inputs: [PoolInput; POOLS]) -> bool {
         self.inputs = inputs;
         if self.joined {
-            let replicas = u32::try_from(self.peers.len() + 1).unwrap_or(u32::MAX);
-            self.most_replicas = self.most_replicas.max(replicas);
+            self.count_replicas();
         }
         for peer in self.peers.values_mut() {
             let silent = now.saturating_duration_since(peer.heard) >= self.lease_time;
@@ -363,7 +461,31 @@ impl Agreement {
                 *current = claim;
             }
         }
+        self.crowded = match (0..POOLS).any(|place| self.is_crowded(place)) {
+            true => self.crowded.or(Some(now)),
+            false => None,
+        };
         before != self.claims.map(|claim| (claim.held, claim.wanted))
+    }
+
+    /// Whether the others claim so much of a total that this replica is left with less than its floor.
+    fn is_crowded(&self, place: usize) -> bool {
+        let total = self.input(place).total;
+        let floor = self.floor(total);
+        // The floors of all may be more than a small total.
+        let floors = (self.replicas() - 1).saturating_mul(floor);
+        self.claimed_by_others(place) > total.saturating_sub(floor).max(floors) && total > 0
+    }
+
+    /// The replica that claims most, if the others have claimed too much for a lease time: more than
+    /// this one's floor leaves.
+    #[must_use]
+    pub fn most_greedy(&self, now: Instant) -> Option<&str> {
+        let lasts = now.saturating_duration_since(self.crowded?);
+        let place = (0..POOLS).find(|place| self.is_crowded(*place))?;
+        let claimed = |peer: &PeerRecord| peer.claims.get(place).map(PoolClaim::claimed);
+        let most = self.peers.iter().max_by_key(|(_, peer)| claimed(peer))?;
+        (lasts >= self.lease_time).then_some(most.0)
     }
 
     /// Whether so much time has passed since the last step that another replica may have started, and
@@ -408,15 +530,25 @@ impl Agreement {
             claim.limit = claim.limit.min(input.demand.max(input.in_use).max(1));
             claim.wanted = claim.limit;
         } else {
-            claim.move_to(self.target(place, total).min(input.total), self, place);
+            let target = self.target(place, total).min(input.total);
+            let target = target.max(self.least_share(place, total));
+            claim.move_to(target, self, place);
         }
         claim.held = claim.limit.max(input.in_use);
         claim
     }
 
     fn slack(&self, total: u32) -> u32 {
-        let replicas = u32::try_from(self.peers.len() + 1).unwrap_or(u32::MAX);
-        total / replicas.saturating_mul(SLACK_DIVISOR)
+        total / self.replicas().saturating_mul(SLACK_DIVISOR)
+    }
+
+    /// What no claim of the others takes from this replica.
+    fn least_share(&self, place: usize, common_total: u32) -> u32 {
+        match self.division {
+            // Everything is in the Leases, also the totals of the others.
+            Division::Even => self.floor(self.input(place).total),
+            Division::ByDemand => self.floor(common_total),
+        }
     }
 
     /// The least total that a replica is configured with, while configurations differ.
@@ -556,7 +688,7 @@ impl Claim {
         if target > self.limit {
             // Two that do not reach each other may both count on more: a third one that starts has
             // its floor nevertheless.
-            self.limit = self.limit.min(room.max(view.floor(total)));
+            self.limit = self.limit.min(room.max(view.least_share(place, total)));
             if target > self.wanted {
                 self.announced = view.number + 1;
             }

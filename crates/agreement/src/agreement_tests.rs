@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::agreement::{Agreement, Division, PoolInput, Standing};
-use crate::message::{POOLS, ReplicaId, ReplicaMessage};
+use crate::message::{POOLS, PoolClaim, Received, ReplicaId, ReplicaMessage};
 use crate::peer::{LeaseEntry, PeerStatus};
 use crate::shares::floor_share;
+use weir_limits::auto_total::ProposedTotal;
 
 const LEASE_TIME: Duration = Duration::from_secs(30);
 const RENEWAL: u64 = 10_000;
@@ -125,6 +126,28 @@ impl ReplicaSimulation {
         self.replicas[replica].running = false;
     }
 
+    /// Shuts down, and deletes its Lease.
+    fn end(&mut self, replica: usize) {
+        self.replicas[replica].view.leave();
+        self.run(Duration::from_secs(4));
+        self.kill(replica);
+        self.leases.remove(&name(replica));
+    }
+
+    /// Writes a Lease that is no replica's.
+    fn forge(&mut self, message: ReplicaMessage) {
+        let lease = LeaseEntry {
+            id: ReplicaId {
+                name: message.name.clone(),
+                instance: message.instance.clone(),
+            },
+            version: self.now.to_string(),
+            has_address: false,
+            message: Some(message),
+        };
+        self.leases.insert(lease.id.name.clone(), lease);
+    }
+
     fn restart(&mut self, replica: usize) {
         let one = &mut self.replicas[replica];
         one.restarts += 1;
@@ -214,6 +237,7 @@ impl ReplicaSimulation {
                 let lease = Box::new(LeaseEntry {
                     id,
                     version: String::new(),
+                    has_address: division == Division::ByDemand,
                     message,
                 });
                 self.deliver(MessageArrival::Renewal {
@@ -385,6 +409,30 @@ impl ReplicaSimulation {
     }
 }
 
+/// A message of the first process of a replica, with the same claim of each total.
+fn message_of(name: &str, number: u64, claim: PoolClaim) -> ReplicaMessage {
+    let id = ReplicaId {
+        name: name.to_owned(),
+        instance: "0".to_owned(),
+    };
+    let proposed = ProposedTotal {
+        seats: 1,
+        is_measured: true,
+    };
+    let pools = [claim; POOLS];
+    ReplicaMessage::new(id, number, pools, BTreeMap::new(), false, Some(proposed))
+}
+
+fn claim_of(total: u32, seats: u32) -> PoolClaim {
+    PoolClaim {
+        total,
+        demand: seats,
+        held: seats,
+        wanted: seats,
+        floor: 1,
+    }
+}
+
 /// What is off by one seat in these totals is left as it is.
 fn assert_even(limits: &[u32], share: u32) {
     let near = |limit: &u32| limit.abs_diff(share) <= 1;
@@ -500,6 +548,222 @@ fn without_connections_three_replicas_share_evenly_by_their_leases() {
 }
 
 #[test]
+fn the_total_in_a_lease_is_not_divided_where_there_are_connections() {
+    let mut simulation = ReplicaSimulation::new(8, 60, 3);
+    simulation.run(Duration::from_secs(20));
+    for number in 0..8 {
+        simulation.forge(message_of("zz", number, claim_of(1, 1)));
+        simulation.run(Duration::from_secs(5));
+    }
+    let limits = simulation.limits();
+    assert!(limits.iter().all(|limit| *limit >= 14), "{limits:?}");
+    simulation.run(LEASE_TIME + RENEWAL_AND_A_BIT);
+    assert_even(&simulation.limits(), 20);
+}
+
+#[test]
+fn a_claim_in_a_lease_takes_no_floor_and_is_noticed() {
+    for division in [Division::ByDemand, Division::Even] {
+        let mut simulation = ReplicaSimulation::with_division(9, 600, 3, division);
+        simulation.run(Duration::from_secs(20));
+        let total = match division {
+            Division::ByDemand => 600,
+            Division::Even => 1,
+        };
+        for number in 0_u64..12 {
+            let seats = if number.is_multiple_of(2) {
+                600
+            } else {
+                u32::MAX
+            };
+            simulation.forge(message_of("zz", number, claim_of(total, seats)));
+            simulation.run(Duration::from_secs(5));
+        }
+        let floor = floor_share(600, 4);
+        let limits = simulation.limits();
+        assert!(limits.iter().all(|limit| *limit >= floor), "{limits:?}");
+        let now = simulation.at(simulation.now);
+        let greedy = simulation.replicas[0].view.most_greedy(now);
+        assert_eq!(greedy, Some("zz"), "{division:?}");
+        // Its Lease ends: what is left of the claim is a floor.
+        simulation.run(LEASE_TIME + RENEWAL_AND_A_BIT);
+        let now = simulation.at(simulation.now);
+        assert_eq!(simulation.replicas[0].view.most_greedy(now), None);
+        if division == Division::ByDemand {
+            assert!(simulation.limits().iter().sum::<u32>() > 550);
+        }
+    }
+}
+
+#[test]
+fn replicas_that_share_are_not_greedy() {
+    for division in [Division::ByDemand, Division::Even] {
+        for total in [5, 60, 600] {
+            let mut simulation = ReplicaSimulation::with_division(10, total, 5, division);
+            for one in &mut simulation.replicas {
+                one.demand = 2 * total;
+            }
+            simulation.run(2 * LEASE_TIME);
+            let now = simulation.at(simulation.now);
+            for one in &simulation.replicas {
+                assert_eq!(one.view.most_greedy(now), None, "{}", simulation.show());
+            }
+        }
+    }
+}
+
+/// A replica that has read this Lease of another one, `weir-1`.
+fn reader_of(message: Option<ReplicaMessage>, has_address: bool, now: Instant) -> Agreement {
+    let id = |name: &str| ReplicaId {
+        name: name.to_owned(),
+        instance: "0".to_owned(),
+    };
+    let mut view = Agreement::new(id("weir-0"), LEASE_TIME, Division::ByDemand);
+    view.renewed(now, now);
+    let lease = LeaseEntry {
+        id: id("weir-1"),
+        version: "1".to_owned(),
+        has_address,
+        message,
+    };
+    view.set_leases(now, now, vec![lease]);
+    view
+}
+
+#[test]
+fn a_lease_says_only_what_a_replica_without_connections_claims() {
+    let now = Instant::now();
+    for (has_address, held) in [(false, 30), (true, 0)] {
+        let message = message_of("weir-1", 1, claim_of(60, 30));
+        let view = reader_of(Some(message), has_address, now);
+        let claim = view.peers(now)[0].claims[0];
+        assert_eq!((claim.held, claim.total), (held, 0));
+        assert_eq!(view.proposals(), []);
+        assert_eq!(view.process_with_levers("weir-1"), None);
+        assert!(!view.sends_snapshots("weir-1"));
+        let mut view = view;
+        assert!(view.receive(&message_of("weir-1", 2, claim_of(60, 30)), now));
+        assert_eq!(view.peers(now)[0].claims[0], claim_of(60, 30));
+        assert_eq!(view.process_with_levers("weir-1"), Some("0"));
+    }
+}
+
+#[test]
+fn no_message_in_a_lease_overtakes_those_of_a_connection() {
+    let now = Instant::now();
+    let forged = message_of("weir-1", u64::MAX, claim_of(60, 60));
+    let mut view = reader_of(Some(forged.clone()), false, now);
+    for number in [7, 8] {
+        assert!(view.receive(&message_of("weir-1", number, claim_of(60, 20)), now));
+    }
+    assert_eq!(view.peers(now)[0].claims[0].held, 20);
+    let lease = LeaseEntry {
+        id: ReplicaId {
+            name: "weir-1".to_owned(),
+            instance: "0".to_owned(),
+        },
+        version: "2".to_owned(),
+        has_address: false,
+        message: Some(forged),
+    };
+    view.set_leases(now, now, vec![lease]);
+    assert_eq!(view.peers(now)[0].claims[0].held, 20);
+}
+
+#[test]
+fn a_replica_without_a_lease_counts_only_while_the_leases_cannot_be_read() {
+    let now = Instant::now();
+    let mut view = reader_of(None, true, now);
+    let unknown = message_of("weir-2", 1, claim_of(60, 20));
+    assert!(!view.receive(&unknown, now));
+    assert_eq!(view.peers(now).len(), 1);
+    assert!(view.receive(&unknown, now + LEASE_TIME));
+    assert_eq!(view.peers(now).len(), 2);
+}
+
+#[test]
+fn the_floor_follows_fewer_replicas_once_the_others_reserve_it() {
+    let mut simulation = ReplicaSimulation::new(11, 600, 6);
+    simulation.run(Duration::from_secs(20));
+    // One of the others receives no announcement of a higher floor.
+    simulation.cut(0, 1, true);
+    for replica in 3..6 {
+        simulation.end(replica);
+    }
+    simulation.run(Duration::from_secs(20));
+    assert_eq!(simulation.replicas[0].view.floor(600), floor_share(600, 6));
+    simulation.cut(0, 1, false);
+    simulation.run(Duration::from_secs(4));
+    for replica in 0..3 {
+        simulation.replicas[replica].has_server = false;
+        assert_eq!(
+            simulation.replicas[replica].view.floor(600),
+            floor_share(600, 3)
+        );
+    }
+    simulation.cut(0, 1, true);
+    simulation.cut(1, 2, true);
+    simulation.cut(0, 2, true);
+    simulation.run(LEASE_TIME);
+    assert_eq!(simulation.limits()[..3], [floor_share(600, 3); 3]);
+}
+
+#[test]
+fn a_higher_floor_is_announced_when_the_share_is_as_large_and_used_when_that_is_acknowledged() {
+    let now = Instant::now();
+    let mut view = reader_of(None, true, now);
+    let lease = |name: &str| LeaseEntry {
+        id: ReplicaId {
+            name: name.to_owned(),
+            instance: "0".to_owned(),
+        },
+        version: "1".to_owned(),
+        has_address: true,
+        message: None,
+    };
+    let mut inputs = [PoolInput::default(); POOLS];
+    inputs[0].total = 600;
+    view.set_leases(now, now, vec![lease("weir-1"), lease("weir-2")]);
+    view.step(now, inputs);
+    view.set_leases(now, now, vec![lease("weir-1")]);
+    view.step(now, inputs);
+    let mut number = 0;
+    // The floor that the replica announces, and the one that it uses, after an acknowledgement.
+    let mut after_acknowledgement = |view: &mut Agreement| {
+        let message = view.next_message(now, None);
+        number += 1;
+        let received = Received {
+            instance: "0".to_owned(),
+            number: message.number,
+        };
+        let mut answer = message_of("weir-1", number, claim_of(600, 300));
+        answer.received.insert("weir-0".to_owned(), received);
+        view.receive(&answer, now);
+        view.step(now, inputs);
+        (message.pools[0].floor, view.floor(600))
+    };
+    let (before, after) = (floor_share(600, 3), floor_share(600, 2));
+    assert_eq!(view.limits()[0], 0);
+    assert_eq!(after_acknowledgement(&mut view), (before, before));
+    assert!(view.limits()[0] >= after, "{:?}", view.limits());
+    view.step(now, inputs);
+    assert_eq!(after_acknowledgement(&mut view), (after, after));
+}
+
+#[test]
+fn the_floor_of_an_idle_replica_follows_although_the_others_need_everything() {
+    let mut simulation = ReplicaSimulation::new(12, 600, 12);
+    simulation.replicas[0].demand = 5000;
+    simulation.run(Duration::from_secs(20));
+    for replica in 2..12 {
+        simulation.end(replica);
+    }
+    simulation.run(Duration::from_secs(20));
+    assert_eq!(simulation.replicas[1].view.floor(600), floor_share(600, 2));
+    assert!(simulation.limits()[..2].iter().sum::<u32>() <= 600);
+}
+
+#[test]
 fn in_any_weather_all_together_stay_within_the_total_and_share_all_of_it_afterwards() {
     for round in 0..60 {
         let seed = fastrand::u64(..);
@@ -515,7 +779,7 @@ fn weather(seed: u64, division: Division) {
     let mut simulation = ReplicaSimulation::with_division(seed, total, count, division);
     for _ in 0..40 {
         let replica = rng.usize(..count);
-        match rng.u8(..9) {
+        match rng.u8(..10) {
             0 => simulation.kill(replica),
             1 => simulation.restart(replica),
             2 => simulation.replicas[replica].paused ^= true,
@@ -526,6 +790,7 @@ fn weather(seed: u64, division: Division) {
             5 => simulation.replicas[replica].has_server ^= true,
             6 => simulation.loss = rng.f64() * 0.6,
             7 => simulation.max_delay = rng.u64(0..4000),
+            8 => simulation.end(replica),
             _ => {}
         }
         for one in &mut simulation.replicas {

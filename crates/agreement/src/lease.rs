@@ -166,6 +166,8 @@ struct RawLease {
 #[serde(rename_all = "camelCase")]
 struct RawMetadata {
     #[serde(default)]
+    name: String,
+    #[serde(default)]
     resource_version: String,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
@@ -183,21 +185,24 @@ struct RawSpec {
 ///
 /// # Errors
 /// The text is not a Lease that a weir has written.
-pub fn parse_lease(text: &[u8]) -> Result<StoredLease, String> {
+pub fn parse_lease(scope: &LeaseScope, text: &[u8]) -> Result<StoredLease, String> {
     let lease: RawLease = serde_json::from_slice(text).map_err(|why| why.to_string())?;
-    stored(lease)
+    stored(scope, lease)
 }
 
-/// The Leases of a list, and what is wrong with those that are left out.
+/// The Leases of a list, one for each replica, and what is wrong with those that are left out.
 ///
 /// # Errors
 /// The text is not a list.
-pub fn parse_list(text: &[u8]) -> Result<(Vec<StoredLease>, Vec<String>), String> {
+pub fn parse_list(
+    scope: &LeaseScope,
+    text: &[u8],
+) -> Result<(Vec<StoredLease>, Vec<String>), String> {
     let list: LeaseList = serde_json::from_slice(text).map_err(|why| why.to_string())?;
     let (mut leases, mut wrong) = (Vec::new(), Vec::new());
     for item in list.items {
         let lease = serde_json::from_value(item).map_err(|why| why.to_string());
-        match lease.and_then(stored) {
+        match lease.and_then(|lease| stored(scope, lease)) {
             Ok(lease) => leases.push(lease),
             Err(why) => wrong.push(why),
         }
@@ -205,11 +210,19 @@ pub fn parse_list(text: &[u8]) -> Result<(Vec<StoredLease>, Vec<String>), String
     Ok((leases, wrong))
 }
 
-fn stored(lease: RawLease) -> Result<StoredLease, String> {
+fn stored(scope: &LeaseScope, lease: RawLease) -> Result<StoredLease, String> {
     let RawLease { metadata, spec } = lease;
     let annotation = |name: &str| metadata.annotations.get(name);
     let name = annotation(NAME_ANNOTATION).ok_or("no annotation weir/replica-name")?;
     check_name(name)?;
+    // A replica has one Lease, which the others can delete when it is gone.
+    let expected = scope.lease_name(name);
+    if metadata.name != expected {
+        let found = metadata.name;
+        return Err(format!(
+            "{found:?} is not the Lease of {name}, which is {expected}"
+        ));
+    }
     let holder = spec.holder_identity.unwrap_or_default();
     let instance = holder
         .strip_prefix(&**name)
@@ -273,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_lease_is_read_as_it_was_written() {
-        let lease = parse_lease(object().to_string().as_bytes()).unwrap();
+        let lease = parse_lease(&scope(), object().to_string().as_bytes()).unwrap();
         assert_eq!(lease.id, id());
         assert_eq!((&*lease.resource_version, lease.transitions), ("17", 2));
         assert_eq!(lease.renewed, "2026-01-02T03:04:05.000006Z");
@@ -291,10 +304,27 @@ mod tests {
         let mut lost = object();
         lost["metadata"]["annotations"][ADDRESS_ANNOTATION] = "there".into();
         let list = json!({ "items": [foreign, object(), nameless, lost, 7] });
-        let (leases, wrong) = parse_list(list.to_string().as_bytes()).unwrap();
+        let (leases, wrong) = parse_list(&scope(), list.to_string().as_bytes()).unwrap();
         assert_eq!(leases.len(), 1);
         assert_eq!(wrong.len(), 4, "{wrong:?}");
         assert!(wrong[0].contains("\"someone\" is no process of weir-0"));
-        assert!(parse_list(b"7").is_err());
+        assert!(parse_list(&scope(), b"7").is_err());
+    }
+
+    #[test]
+    fn a_lease_of_another_name_than_its_replicas_is_left_out() {
+        let mut second = object();
+        second["metadata"]["name"] = "anything".into();
+        second["spec"]["holderIdentity"] = "weir-0_b2".into();
+        let mut of_other_group = object();
+        of_other_group["metadata"]["name"] = "staging.weir-0".into();
+        let list = json!({ "items": [object(), second, of_other_group] });
+        let (leases, wrong) = parse_list(&scope(), list.to_string().as_bytes()).unwrap();
+        assert_eq!(leases.len(), 1);
+        assert_eq!(leases[0].id, id(), "not the instance of the second one");
+        assert_eq!(
+            wrong[0],
+            "\"anything\" is not the Lease of weir-0, which is weir.weir-0"
+        );
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::shares::floor_share;
 use weir_limits::auto_total::ProposedTotal;
 
 /// The totals that are divided: the seats of priority and fairness, and the slots of max-in-flight
@@ -117,7 +118,21 @@ impl ReplicaMessage {
         }
     }
 
-    /// Reads a message.
+    /// The message with nothing but what the replica claims and has received.
+    #[must_use]
+    pub(crate) fn only_claims(mut self) -> Self {
+        for claim in &mut self.pools {
+            claim.total = 0;
+        }
+        Self {
+            proposed: None,
+            snapshots: false,
+            levers: false,
+            ..self
+        }
+    }
+
+    /// Reads a message. A floor is at most that of a replica alone.
     ///
     /// # Errors
     /// It is not a message of this version, or larger than it may be.
@@ -128,7 +143,7 @@ impl ReplicaMessage {
                 "{size} bytes; a message has {MAX_MESSAGE_BYTES} at most"
             ));
         }
-        let message: Self = serde_json::from_slice(text).map_err(|why| why.to_string())?;
+        let mut message: Self = serde_json::from_slice(text).map_err(|why| why.to_string())?;
         if message.version != VERSION {
             let version = message.version;
             return Err(format!(
@@ -148,6 +163,9 @@ impl ReplicaMessage {
         }
         if message.received.len() > MAX_REPLICAS {
             return Err(format!("more than {MAX_REPLICAS} replicas"));
+        }
+        for claim in &mut message.pools {
+            claim.floor = claim.floor.min(floor_share(claim.total, 1));
         }
         Ok(message)
     }
@@ -224,6 +242,19 @@ mod tests {
         assert_eq!(ReplicaMessage::parse(text.as_bytes()), Ok(message()));
         let later = text.replacen('{', r#"{"more":[1],"#, 1);
         assert_eq!(ReplicaMessage::parse(later.as_bytes()), Ok(message()));
+    }
+
+    #[test]
+    fn a_floor_is_at_most_that_of_a_replica_alone() {
+        let text = message().to_text();
+        let claim = r#"{"total":600,"demand":9,"held":300,"wanted":300,"floor":4294967295}"#;
+        let claims = format!("\"pools\":[{claim},{claim},{claim}]");
+        let start = text.find("\"pools\"").unwrap();
+        let end = text.find(",\"received\"").unwrap();
+        let text = format!("{}{claims}{}", &text[..start], &text[end..]);
+        let message = ReplicaMessage::parse(text.as_bytes()).unwrap();
+        assert_eq!(message.pools[0].floor, 150);
+        assert_eq!(message.pools[0].claimed(), 300);
     }
 
     #[test]

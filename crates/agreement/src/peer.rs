@@ -12,6 +12,8 @@ pub struct LeaseEntry {
     pub id: ReplicaId,
     /// Changes when the Lease is renewed.
     pub version: String,
+    /// Whether it names an address for peer connections.
+    pub has_address: bool,
     /// What it says, if it says something.
     pub message: Option<ReplicaMessage>,
 }
@@ -20,6 +22,9 @@ pub struct LeaseEntry {
 #[derive(Clone, Debug)]
 pub(crate) struct PeerRecord {
     pub(crate) instance: String,
+    /// Whether a connection has brought a message of this process: from then on, those in its Lease
+    /// do not count.
+    pub(crate) is_connected: bool,
     /// The number of its last message; `None` before the first one of its process.
     pub(crate) number: Option<u64>,
     pub(crate) claims: [PoolClaim; POOLS],
@@ -48,6 +53,7 @@ impl PeerRecord {
     pub(crate) fn new(instance: &str, now: Instant) -> Self {
         Self {
             instance: instance.to_owned(),
+            is_connected: false,
             number: None,
             claims: [PoolClaim::default(); POOLS],
             proposed: None,
@@ -70,6 +76,7 @@ impl PeerRecord {
             return;
         }
         self.instance = instance;
+        self.is_connected = false;
         self.number = None;
         self.acknowledged = None;
         self.leaving = false;
@@ -152,5 +159,37 @@ impl PeerStatus {
             (_, _, true) => "silent",
             _ => "live",
         }
+    }
+}
+
+/// The replica at the other end of a connection, once it has said its name.
+#[derive(Debug, Default)]
+pub struct PeerName(Option<String>);
+
+impl PeerName {
+    /// Accepts one name: a connection is that of one replica.
+    ///
+    /// # Errors
+    /// It is another name than before.
+    pub fn check(&mut self, name: &str) -> Result<(), String> {
+        let first = self.0.get_or_insert_with(|| name.to_owned());
+        match first == name {
+            true => Ok(()),
+            false => Err(format!("{first} gives another name: {name}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_that_of_one_replica() {
+        let mut peer = PeerName::default();
+        assert_eq!(peer.check("weir-0"), Ok(()));
+        assert_eq!(peer.check("weir-0"), Ok(()));
+        let why = peer.check("weir-1").unwrap_err();
+        assert_eq!(why, "weir-0 gives another name: weir-1");
     }
 }

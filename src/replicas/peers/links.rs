@@ -102,7 +102,7 @@ async fn run_link(
             connection = None; // the certificate, the CA or the names are others now
         }
         let configs = Arc::clone(&tls.borrow_and_update());
-        let exchange = exchange(&state, &mut connection, address, &configs);
+        let exchange = exchange(&state, &mut connection, &name, address, &configs);
         let result = timeout(EXCHANGE_TIMEOUT, exchange).await;
         let result = result
             .unwrap_or_else(|_| Err(format!("no message within {}s", EXCHANGE_TIMEOUT.as_secs())));
@@ -129,6 +129,7 @@ async fn run_link(
 async fn exchange(
     state: &ReplicaState,
     connection: &mut Option<TlsStream<TcpStream>>,
+    name: &str,
     address: SocketAddr,
     configs: &PeerTlsConfigs,
 ) -> Result<(), String> {
@@ -147,6 +148,9 @@ async fn exchange(
             continue; // of a later version
         }
         let reply = ReplicaMessage::parse(&reply).map_err(invalid)?;
+        if reply.name != name {
+            return Err(format!("{} answers at its address", reply.name));
+        }
         state.receive(&reply, Clock.now());
         return Ok(());
     }

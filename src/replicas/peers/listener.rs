@@ -27,6 +27,7 @@ use crate::replicas::peers::snapshots::SnapshotExchange;
 use crate::replicas::peers::tls::PeerTlsConfigs;
 use crate::replicas::state::ReplicaState;
 use weir_agreement::message::{MAX_MESSAGE_BYTES, MAX_REPLICAS, ReplicaMessage};
+use weir_agreement::peer::PeerName;
 use weir_base::clock::Clock;
 use weir_limits::throttling::log_limiter::LogLimiter;
 
@@ -181,6 +182,7 @@ async fn serve(
     mut tls: PeerTlsReceiver,
 ) -> Result<(), String> {
     let mut next_snapshot = Clock.now();
+    let mut peer = PeerName::default();
     loop {
         let frame = tokio::select! {
             frame = timeout(IDLE_TIMEOUT, read_frame(&mut stream, MAX_LEVER_BYTES)) => frame,
@@ -201,6 +203,7 @@ async fn serve(
         let (reply, max): (Bytes, _) = match FrameKind::of(&frame).map_err(invalid)? {
             FrameKind::Message => {
                 let message = ReplicaMessage::parse(&frame).map_err(invalid)?;
+                peer.check(&message.name)?;
                 state.receive(&message, Clock.now());
                 let reply = state.next_message(Clock.now()).to_text();
                 (reply.into(), MAX_MESSAGE_BYTES)
@@ -215,7 +218,10 @@ async fn serve(
             }
             FrameKind::Lever => {
                 let taken = match lever_content(&frame) {
-                    Ok((from, record)) => levers.receive(&from, record).await,
+                    Ok((from, record)) => {
+                        peer.check(&from)?;
+                        levers.receive(&from, record).await
+                    }
                     Err(why) => Err(format!("it does not know such a lever: {why}")),
                 };
                 (lever_answer(taken).into(), MAX_MESSAGE_BYTES)
