@@ -58,6 +58,12 @@ const MAX_ENDED: usize = 4 * MAX_LEVERS;
 /// The greatest id of a lever of another process: one more is still exact in JSON.
 const MAX_ID: u64 = 1 << 52;
 
+/// Ids follow the ids of other processes that are greater by so many at most, which is more levers
+/// than operators set while a process is away. A greater id is no reason to refuse the lever: a
+/// process that has just started knows no id. But the next ids of this one must not be greater than
+/// all others take.
+const MAX_ID_STEP: u64 = 1 << 20;
+
 /// The longest name of a process in bytes.
 const MAX_ORIGIN_BYTES: usize = 64;
 
@@ -68,7 +74,7 @@ pub struct LeverSet {
     origin: String,
     /// The number of levers that were ever added.
     latest: u64,
-    /// The greatest id that was ever seen.
+    /// The id that the next one follows.
     last_id: u64,
     share: LimitShare,
     /// Blocks first, so that a request that is rejected takes no token. Otherwise by age.
@@ -281,7 +287,10 @@ impl LeverSet {
     /// # Errors
     /// There are too many levers.
     pub fn merge(&mut self, now: Instant, record: LeverRecord) -> Result<Merged, TooManyLevers> {
-        self.last_id = self.last_id.max(record.key().id.min(MAX_ID));
+        let id = record.key().id;
+        if id.saturating_sub(self.last_id) <= MAX_ID_STEP {
+            self.last_id = self.last_id.max(id);
+        }
         if self.knows(&record) {
             return Ok(Merged::default());
         }

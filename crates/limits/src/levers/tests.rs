@@ -576,6 +576,31 @@ fn a_record_of_another_process_is_checked_as_a_lever_of_its_own() {
 }
 
 #[test]
+fn no_id_of_another_process_makes_the_next_ones_greater_than_all_others_take() {
+    let now = Instant::now();
+    let record = |id| LeverRecord::Ended {
+        key: LeverKey {
+            id,
+            origin: "other".to_owned(),
+        },
+        remaining: MINUTE,
+    };
+    let block = || spec(LeverAction::Block, "alice", MINUTE);
+    let mut levers = LeverSet::of_process("one".to_owned());
+    let mut other = LeverSet::of_process("other".to_owned());
+    for id in [7, 1 << 52, 1 << 40, u64::MAX] {
+        levers.merge(now, record(id)).unwrap();
+    }
+    assert_eq!(levers.pull(now, block()).unwrap().id, 8);
+    for one in levers.records(now) {
+        let is_own = one.key().origin == "one";
+        assert!(!is_own || one.faults().is_empty());
+        other.merge(now, one).unwrap();
+    }
+    assert_eq!(other.pull(now, block()).unwrap().id, 9);
+}
+
+#[test]
 fn the_shares_of_replicas_add_up_to_the_limit() {
     for (most, replicas) in [(1, 1), (5, 1), (5, 3), (6, 3), (7, 3), (2, 3)] {
         let shares = (0..replicas).map(|rank| LimitShare { replicas, rank });
