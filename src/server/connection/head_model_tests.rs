@@ -478,7 +478,7 @@ fn model(bytes: &[u8]) -> (Vec<UnderstoodRequest>, End) {
 
 /// Whether both are the same. The library looks at a head that comes in parts once it is whole: that it
 /// is invalid is found earlier if the first part has the fault, and not at all if it never ends. Line
-/// ends in place of a head that never ends are left out as those before a head, even `\r\r`.
+/// ends in place of a head that never ends are left out as those before a head, even `\r\r\n`.
 fn is_same(
     found: &(Vec<UnderstoodRequest>, End),
     whole: &(Vec<UnderstoodRequest>, End),
@@ -486,7 +486,7 @@ fn is_same(
 ) -> bool {
     let is_later = match found.1 {
         End::Incomplete | End::Invalid => true,
-        End::Clean => bytes.ends_with(b"\r"),
+        End::Clean => matches!(bytes, [.., b'\r' | b'\n']),
         End::Body | End::Unknown => false,
     };
     found.0 == whole.0 && (found.1 == whole.1 || is_later && whole.1 == End::Invalid)
