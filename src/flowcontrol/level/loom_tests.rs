@@ -77,7 +77,7 @@ fn arrive(route: &Arc<SchemaRoute>, now: Instant) -> ArrivalOutcome {
 
 /// How a request waits in the queue.
 #[derive(Clone, Copy)]
-enum Waits {
+enum Patience {
     UntilDispatched,
     UntilItTimesOut,
     /// The client leaves.
@@ -85,20 +85,20 @@ enum Waits {
 }
 
 /// Sends a request. Returns whether it was executed.
-fn send(route: &Arc<SchemaRoute>, waits: Waits, now: Instant, done: &AtomicU32) -> bool {
+fn send(route: &Arc<SchemaRoute>, waits: Patience, now: Instant, done: &AtomicU32) -> bool {
     let permit = match arrive(route, now) {
         ArrivalOutcome::Executing(permit) => permit,
         ArrivalOutcome::Queued(mut permit) => {
             let gives_up = match waits {
-                Waits::UntilDispatched => {
+                Patience::UntilDispatched => {
                     block_on(permit.wait_for_dispatch());
                     false
                 }
-                Waits::UntilItTimesOut => {
+                Patience::UntilItTimesOut => {
                     permit.wait_for_dispatch().now_or_never().is_none()
                         && permit.cancel(now).is_some()
                 }
-                Waits::NotAtAll => permit.wait_for_dispatch().now_or_never().is_none(),
+                Patience::NotAtAll => permit.wait_for_dispatch().now_or_never().is_none(),
             };
             if gives_up {
                 return false;
@@ -113,15 +113,15 @@ fn send(route: &Arc<SchemaRoute>, waits: Waits, now: Instant, done: &AtomicU32) 
     true
 }
 
-fn run_with_one_that(gives_up: Waits) {
+fn run_with_one_that(gives_up: Patience) {
     let now = Instant::now();
     let (route, done) = (route(now), Arc::new(AtomicU32::new(0)));
     let request = |waits| {
         let (route, done) = (Arc::clone(&route), Arc::clone(&done));
         move || u32::from(send(&route, waits, now, &done))
     };
-    let others = [Waits::UntilDispatched, gives_up].map(|waits| thread::spawn(request(waits)));
-    let mut executed = request(Waits::UntilDispatched)();
+    let others = [Patience::UntilDispatched, gives_up].map(|waits| thread::spawn(request(waits)));
+    let mut executed = request(Patience::UntilDispatched)();
     for other in others {
         executed += other.join().unwrap();
     }
@@ -132,7 +132,7 @@ fn run_with_one_that(gives_up: Waits) {
     assert!(matches!(arrive(&route, now), ArrivalOutcome::Executing(_)));
 }
 
-fn assert_no_seat_is_lost_to_one_that(gives_up: Waits) {
+fn assert_no_seat_is_lost_to_one_that(gives_up: Patience) {
     // The stack of a model's first thread is too small for a queue set.
     model(move || {
         thread::spawn(move || run_with_one_that(gives_up))
@@ -143,10 +143,10 @@ fn assert_no_seat_is_lost_to_one_that(gives_up: Waits) {
 
 #[test]
 fn a_seat_has_one_holder_at_a_time_and_none_is_lost_to_a_request_that_times_out() {
-    assert_no_seat_is_lost_to_one_that(Waits::UntilItTimesOut);
+    assert_no_seat_is_lost_to_one_that(Patience::UntilItTimesOut);
 }
 
 #[test]
 fn a_seat_has_one_holder_at_a_time_and_none_is_lost_to_a_client_that_leaves() {
-    assert_no_seat_is_lost_to_one_that(Waits::NotAtAll);
+    assert_no_seat_is_lost_to_one_that(Patience::NotAtAll);
 }
