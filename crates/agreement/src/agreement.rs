@@ -27,13 +27,13 @@
 //! announces its higher floor once its share is as large, and uses it when each of the others has
 //! acknowledged that message.
 //!
-//! # Whom it believes
+//! # Which messages count
 //!
-//! A Lease may be written by more than replicas. Where there are peer connections, it says that a
-//! replica is there and where, and a message in it counts only for one that has no address: what it
-//! holds and wants, so that a fleet can change over to connections. Such a claim can push the others
-//! to their floors, and no further. Where there are none, the Leases say everything, and the floor is
-//! that of the own total whatever they say.
+//! Not only replicas may be able to write Leases. Where there are peer connections, a Lease only shows
+//! that a replica exists, and its address. A message in a Lease counts only if the Lease has no
+//! address, and only what the replica holds and wants: so a fleet can change over to connections. Such
+//! a claim can push the others to their floors, and no further. Without peer connections, all messages
+//! are in Leases, and no replica falls below the floor of its own total.
 //!
 //! A message on a connection counts for the process that holds its replica's Lease. One of a replica
 //! without a Lease counts only while the Leases cannot be read.

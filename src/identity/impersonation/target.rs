@@ -212,7 +212,8 @@ fn all_values(headers: &HeaderMap, name: &HeaderName) -> Result<Vec<String>, Inv
     Ok(values)
 }
 
-/// What is too long is nobody's name. Go's server trims white space from values in HTTP/1.1, but not in HTTP/2.
+/// The text of a value. `None` if it is too long, or ambiguous: Go's server trims white space from
+/// values in HTTP/1.1, but not in HTTP/2.
 fn header_text(value: &HeaderValue) -> Option<String> {
     let bytes = value.as_bytes();
     if bytes.len() > MAX_TEXT_BYTES {

@@ -31,8 +31,8 @@ pub(super) enum TokenReviewResult {
 
 pub(super) struct TokenReviewer {
     settings: ArcSwap<ReviewSettings>,
-    /// Holds the tokens until their reviews are complete: at most 128 MiB in two classes of 1,024, since a token has at most
-    /// [`MAX_TOKEN_BYTES`].
+    /// Holds the tokens until their reviews are complete: at most 128 MiB, in two classes of 1,024
+    /// tokens of at most [`MAX_TOKEN_BYTES`].
     queue: ReviewQueue<Box<[u8]>, TokenReviewResult>,
 }
 

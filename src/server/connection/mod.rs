@@ -375,7 +375,8 @@ async fn serve_http1(
     }
 }
 
-/// Serves requests until the connection ends or, if this returns its stream, comes to rest.
+/// Serves requests until the connection ends or has been quiet for some seconds. Returns the stream of a
+/// quiet one.
 async fn serve_until_quiet(
     stream: Http1Stream,
     client: &Arc<ClientConnection>,

@@ -38,8 +38,8 @@ impl UpstreamTls {
     }
 }
 
-/// Most addresses of a source, each of which is probed and has connections. A control plane has some
-/// API servers; whoever may write EndpointSlices or the name's records could list thousands.
+/// Most addresses of a source. Each is probed and has connections. A control plane has a few API
+/// servers, but a name or EndpointSlices can have thousands of addresses.
 pub(super) const MAX_ADDRESSES: usize = 64;
 
 /// Most former addresses of a source: a load balancer with many addresses names a few at a time.
