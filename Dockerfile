@@ -19,7 +19,7 @@ COPY . .
 # Without the playground, whose API server and certificates are for trying things out.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    deploy/build.sh --no-default-features --features otlp,tools && \
+    deploy/build.sh --no-default-features --features otlp,shared-limits,tools && \
     install -m 0755 target/guided/weir /weir
 
 FROM gcr.io/distroless/cc-debian12:nonroot

@@ -21,7 +21,7 @@ lint:
 
 # weir in front of a small API server in memory; it prints what to paste.
 run *FLAGS='--dir target/playground':
-    cargo run --release --locked -- playground {{ FLAGS }}
+    cargo run --locked --no-default-features --features playground -- playground {{ FLAGS }}
 
 # Inputs chosen by coverage for one of the targets in src/fuzzing.rs, or for all in turn, for so many seconds each.
 fuzz TARGET='all' SECONDS='60':
@@ -69,7 +69,7 @@ tables:
     WEIR_WRITE_DOCS=1 cargo test --locked --test docs --test manifests -- --test-threads=1
 
 # The shipped program (target/guided/weir), with its completions and manual pages (target/guided/share).
-dist *FLAGS='--no-default-features --features otlp,tools':
+dist *FLAGS='--no-default-features --features otlp,shared-limits,tools':
     deploy/build.sh {{ FLAGS }}
 
 # What a release consists of, in target/release-files: tarballs, .deb, images, SBOM, checksums (deploy/release.sh).

@@ -29,7 +29,7 @@ cd "$(dirname "$0")/.."
 
 # RHEL 8, Amazon Linux 2023 (2.34) and Ubuntu 20.04 (2.31) have this glibc or a newer one.
 GLIBC=2.28
-FEATURES=(--no-default-features --features 'otlp,tools')
+FEATURES=(--no-default-features --features 'otlp,shared-limits,tools')
 
 target=$(rustc -vV | sed -n 's/^host: //p')
 host=$target
@@ -143,7 +143,7 @@ if [[ -z $program ]]; then
     check_glibc "$program"
     # For trying things out, and not measured by anyone: not worth the minutes of link-time optimization.
     if [[ -z $playground_program ]]; then
-        build "$folder-playground" release --features otlp,playground,tools
+        build "$folder-playground" release --features otlp,playground,shared-limits,tools
         playground_program=$built
         check_glibc "$playground_program"
     fi

@@ -5,7 +5,8 @@
 # have an audit log, configurations and a running weir; what lasts longer than 3 s is interrupted. Blocks marked `sh incident` are
 # those of docs/incident.md: a client floods a small API server meanwhile, and weir's addresses are those of that playground.
 #
-# A block that starts a playground runs beside the others until this script ends; the folder of its --dir is emptied first.
+# A block that starts a playground runs beside the others until this script ends; the folder of its --dir is emptied first. The
+# README's first command is a build of its own, which fresh-root.sh tries by night: here the program that is there does the rest.
 # Every other block has its own shell, and a minute.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
@@ -41,7 +42,9 @@ for block in "$WORK"/block-*; do
         DIR=${BASH_REMATCH[1]}
         rm -rf "$DIR"
         # One command: nothing stands between its signals and the program.
-        start "$name" bash -c "exec $(<"$block")"
+        command=$(<"$block")
+        if [[ $command == 'cargo run --no-default-features '* ]]; then command="$WEIR ${command#* -- }"; fi
+        start "$name" bash -c "exec $command"
         beside+=("$name")
         check_ok "$title" within 600 ready_or_ended "$name"
         check_ok "$title: serves" test -e "$DIR/ready"

@@ -59,6 +59,7 @@ fn features() -> Vec<&'static str> {
     let all = [
         ("otlp", cfg!(feature = "otlp")),
         ("playground", cfg!(feature = "playground")),
+        ("shared-limits", cfg!(feature = "shared-limits")),
         ("tools", cfg!(feature = "tools")),
     ];
     let enabled = all.into_iter().filter(|(_, enabled)| *enabled);
@@ -87,7 +88,12 @@ mod tests {
 
     /// In a build with all features: a feature that is missing in `features` would never be shown.
     #[test]
-    #[cfg(all(feature = "otlp", feature = "playground", feature = "tools"))]
+    #[cfg(all(
+        feature = "otlp",
+        feature = "playground",
+        feature = "shared-limits",
+        feature = "tools"
+    ))]
     fn every_feature_of_the_manifest_is_shown() {
         let manifest = include_str!("../../../Cargo.toml");
         let section = manifest.split("[features]\n").nth(1).unwrap();

@@ -19,7 +19,7 @@ use weir_limits::rate::events::config::{EventLimitConfig, PluginConfigSource};
 use weir_limits::rate::events::{config, enforcer};
 use weir_limits::rate::policies::config::parse_policies;
 use weir_limits::shared_limits::key::SharedKey;
-use weir_limits::shared_limits::server::{SharedLimitsConfig, SharedServer};
+use weir_limits::shared_limits::server::{NO_CLIENT, SharedLimitsConfig, SharedServer};
 
 const ADMISSION: &str = "admission-control-config-file";
 const EVENTS: &str = "event-rate-limit-config";
@@ -78,6 +78,10 @@ impl FlagResolver {
             self.check_unshared(&args);
             return Some(None);
         };
+        if cfg!(not(feature = "shared-limits")) {
+            self.add(SHARED_LIMITS, NO_CLIENT);
+            return None;
+        }
         let server = self.check(SHARED_LIMITS, SharedServer::parse(url));
         let has_password = match &args.shared_limits_password_file {
             Some(file) => self.read_file(PASSWORD, file).is_some(),

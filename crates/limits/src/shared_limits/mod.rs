@@ -26,7 +26,11 @@
 //! * A server that loses its memory grants the burst once more.
 
 pub mod bucket;
+#[cfg(feature = "shared-limits")]
 pub mod connection;
+#[cfg(not(feature = "shared-limits"))]
+#[path = "no_connection.rs"]
+mod connection;
 pub mod key;
 pub mod refill;
 pub mod replica_count;

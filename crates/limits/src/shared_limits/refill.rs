@@ -10,16 +10,20 @@ use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::shared_limits::bucket::{CALL_INTERVAL, RefillCall};
-use crate::shared_limits::connection::connect::{CALL_TIMEOUT, OPEN_TIMEOUT};
-use crate::shared_limits::connection::{ScriptCall, SharedConnection};
+use crate::shared_limits::connection::SharedConnection;
 use crate::shared_limits::replica_count::ReplicaCount;
 use crate::shared_limits::script;
+use crate::shared_limits::script::{CALL_TIMEOUT, ScriptCall};
 use crate::shared_limits::server::SharedLimitsConfig;
 use crate::shared_limits::source::{RefillSource, Sharing, SourceCall};
 use crate::shared_limits::status::{SharedLimitsStatus, SharedServerState};
 use crate::throttling::token_bucket::Rate;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
+
+/// The longest time of an attempt to connect. Sentinels and members that do not answer have to be
+/// given up within it.
+const OPEN_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The time between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);

@@ -57,6 +57,19 @@ pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// A replica without a heartbeat for this long is gone: two may be lost.
 pub const REPLICA_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The longest time of a connection attempt, and of a call: a server that does not answer is away
+/// within a second, with the time until the next attempt.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A call to [`REFILL`].
+#[derive(Debug)]
+pub struct ScriptCall {
+    /// The name of the shared bucket in the server.
+    pub name: String,
+    /// The arguments.
+    pub arguments: [String; 6],
+}
+
 /// The arguments of [`REFILL`].
 #[must_use]
 pub fn refill_arguments(rate: &Rate, call: &RefillCall) -> [String; 6] {

@@ -4,6 +4,10 @@ use std::path::PathBuf;
 
 use crate::shared_limits::key::SharedKey;
 
+/// What a build without the feature `shared-limits` says of a server to share with.
+pub const NO_CLIENT: &str =
+    "this weir shares no limits: it was built without the cargo feature shared-limits";
+
 /// The configuration of shared limits.
 #[derive(Clone, Debug)]
 pub struct SharedLimitsConfig {

@@ -18,15 +18,8 @@ use redis::{
 use tokio::time::timeout;
 
 use crate::shared_limits::connection::failure::is_login_failure;
+use crate::shared_limits::script::CALL_TIMEOUT;
 use crate::shared_limits::server::SharedLimitsConfig;
-
-/// The longest time of a connection attempt, and of a call: a server that does not answer is away
-/// within a second, with the time until the next attempt.
-pub(crate) const CALL_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// The longest time of an attempt to connect. Sentinels and members that do not answer have to be
-/// given up within it.
-pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The longest time of a connection through one Sentinel: it is asked, its primary is asked whether
 /// it is one, and then connected to.

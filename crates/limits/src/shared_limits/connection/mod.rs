@@ -1,6 +1,6 @@
 //! Connections to the server of the shared buckets, and its scripts.
 
-pub(super) mod connect;
+mod connect;
 mod failure;
 
 use futures_util::future::try_join_all;
@@ -14,6 +14,7 @@ use crate::shared_limits::connection::connect::{
 };
 use crate::shared_limits::connection::failure::describe;
 use crate::shared_limits::script;
+use crate::shared_limits::script::ScriptCall;
 use crate::shared_limits::server::{SharedLimitsConfig, Topology};
 
 /// A connection, and the scripts.
@@ -28,12 +29,6 @@ enum ConnectionKind {
     Single(MultiplexedConnection),
     /// To the members of a cluster.
     Cluster(ClusterConnection),
-}
-
-/// A call to a script: the name of the key, and the arguments.
-pub(super) struct ScriptCall {
-    pub(super) name: String,
-    pub(super) arguments: [String; 6],
 }
 
 impl SharedConnection {
