@@ -3,7 +3,7 @@
 use crate::checker;
 use crate::error::{EvaluationError, ExpressionError};
 use crate::expression::BoolExpr;
-use crate::input::ConditionInput;
+use crate::fields::ConditionInput;
 
 /// A compiled condition.
 #[derive(Clone, Debug)]

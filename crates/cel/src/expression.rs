@@ -7,8 +7,7 @@ use regex::bytes::Regex;
 
 use crate::error::EvaluationError;
 use crate::fields;
-use crate::fields::{Field, TextField};
-use crate::input::ConditionInput;
+use crate::fields::{ConditionInput, Field, TextField};
 
 type Value<T> = Result<T, EvaluationError>;
 

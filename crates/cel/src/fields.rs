@@ -1,10 +1,27 @@
-//! The variables of conditions. Names are those of a SubjectAccessReview, as in the `matchConditions`
-//! of an authorizer, and of ListOptions; `userAgent` is that of an audit event.
+//! What a condition looks at, and its variables. Names are those of a SubjectAccessReview, as in the
+//! `matchConditions` of an authorizer, and of ListOptions; `userAgent` is that of an audit event.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 
 use crate::error::EvaluationError;
-use crate::input::ConditionInput;
+use weir_kubernetes::api::UserInfo;
+use weir_kubernetes::request_info::RequestInfo;
+
+/// What a condition looks at.
+#[derive(Clone, Copy, Debug)]
+pub struct ConditionInput<'r> {
+    /// The parsed request line.
+    pub info: &'r RequestInfo<'r>,
+    /// The user that limits count.
+    pub user: &'r UserInfo,
+    /// Whether the user is proven.
+    pub is_verified: bool,
+    /// The header `User-Agent`.
+    pub user_agent: &'r [u8],
+    /// The address of the client.
+    pub source_address: IpAddr,
+}
 
 /// A field with a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

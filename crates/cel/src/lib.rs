@@ -17,11 +17,10 @@ mod condition;
 mod error;
 mod expression;
 mod fields;
-mod input;
 #[cfg(test)]
 mod tests;
 
 pub use crate::checker::MAX_BYTES;
 pub use crate::condition::Condition;
 pub use crate::error::{EvaluationError, ExpressionError};
-pub use crate::input::ConditionInput;
+pub use crate::fields::ConditionInput;

@@ -11,8 +11,7 @@ use http::{HeaderMap, Response, StatusCode, header, request};
 use crate::flowcontrol::controller::Controller;
 use crate::limits::list_bytes::BodyLength;
 use weir_flowcontrol::work_estimator::object_counts::{FullList, ListResponse, SizeAccuracy};
-use weir_kubernetes::api::media_type::MediaType;
-use weir_kubernetes::api::watch_frames::InitialEvents;
+use weir_kubernetes::api::watch_frames::{InitialEvents, MediaType};
 use weir_kubernetes::request_info::RequestInfo;
 
 /// A list, or a watch that begins with one, whose response is worth observing.

@@ -14,8 +14,7 @@ use tokio::time::Sleep;
 
 use crate::pipeline::response::deadlines::DeadlineGuard;
 use crate::pipeline::response::list_length::{ObservedList, plain_media_type};
-use weir_kubernetes::api::media_type::MediaType;
-use weir_kubernetes::api::watch_frames::WatchFrames;
+use weir_kubernetes::api::watch_frames::{MediaType, WatchFrames};
 use weir_kubernetes::request_info::RequestInfo;
 
 /// In the middle of an event, seats are held for this long without data: many times what

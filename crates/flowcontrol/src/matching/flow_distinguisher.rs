@@ -1,6 +1,6 @@
 //! Determines which flow of its schema a request belongs to.
 
-use super::digest::RequestDigest;
+use super::rules::RequestDigest;
 use crate::fairqueuing::shuffle_sharding::{FlowHasher, flow_hash};
 use weir_kubernetes::api::flowcontrol::FlowDistinguisherMethodType;
 

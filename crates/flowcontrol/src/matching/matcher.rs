@@ -1,11 +1,11 @@
 //! A compiled configuration, which classifies requests.
 
-use super::digest::RequestDigest;
 use super::flow_distinguisher::{FlowDistinguisher, FlowDistinguisherMethod};
 use super::levels;
 use super::levels::CompiledLevel;
 use super::mismatch::Mismatch;
 use super::policies::Policies;
+use super::rules::RequestDigest;
 use weir_kubernetes::api::flowcontrol::{
     CATCH_ALL, EXEMPT, FlowSchema, Object, PriorityLevelConfiguration, mandatory,
 };

@@ -16,7 +16,6 @@
 
 use weir_kubernetes::request_info::{RequestInfo, Verb};
 
-mod digest;
 mod flow_distinguisher;
 mod levels;
 mod matcher;
@@ -29,13 +28,13 @@ mod subjects;
 #[cfg(test)]
 mod tests;
 
-pub use self::digest::RequestDigest;
 pub use self::flow_distinguisher::FlowDistinguisherMethod;
 pub use self::levels::CompiledLevel;
 pub use self::matcher::CompiledSchema;
 pub use self::matcher::Matcher;
 pub use self::mismatch::Mismatch;
 pub use self::policies::Policies;
+pub use self::rules::RequestDigest;
 pub use self::subjects::Subjects;
 
 /// Whether a request is admitted by API Priority and Fairness at once, without a seat: a long-running

@@ -3,10 +3,9 @@
 //! All subjects are looked up at once. Only the rules whose subjects include the user are
 //! evaluated. With an index, subjects are looked up only where verb and resource may match.
 
-use super::digest::RequestDigest;
 use super::mismatch::Mismatch;
 use super::rule_index::RuleIndex;
-use super::rules::Rules;
+use super::rules::{RequestDigest, Rules};
 use super::subjects::{ListBits, Subjects};
 use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;
 

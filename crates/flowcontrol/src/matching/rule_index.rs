@@ -4,9 +4,8 @@
 
 use std::collections::HashMap;
 
-use super::digest::RequestDigest;
 use super::names::{NameMap, boxed_bytes, is_wildcard};
-use super::rules::{VERB_COUNT, verb_index};
+use super::rules::{RequestDigest, VERB_COUNT, verb_index};
 use super::subjects::ListBits;
 use weir_kubernetes::api::flowcontrol::PolicyRulesWithSubjects;
 use weir_kubernetes::request_info::Verb;

@@ -1,16 +1,31 @@
-//! Matches the attributes of a request, without its user.
+//! The attributes of a request, and rules that match them without looking at its user.
 //!
 //! Follows `matchesResourcePolicyRule` and `matchesNonResourcePolicyRule` (Kubernetes 1.36,
 //! `util/flowcontrol/rule.go`). The rules are compiled so that matching a request joins, splits and
 //! allocates nothing.
 
-use super::digest::RequestDigest;
 use super::mismatch::Mismatch;
 use super::names::{NameSet, boxed_bytes, is_wildcard};
+use weir_kubernetes::api::UserInfo;
 use weir_kubernetes::api::flowcontrol::{
     NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule,
 };
-use weir_kubernetes::request_info::Verb;
+use weir_kubernetes::request_info::{RequestInfo, Verb};
+
+/// The attributes of a request that rules and subjects match. Strings are bytes, as in
+/// [`RequestInfo`].
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "as the methods of the same names explain")]
+pub struct RequestDigest<'r> {
+    pub is_resource_request: bool,
+    pub verb: &'r Verb,
+    pub path: &'r [u8],
+    pub api_group: &'r [u8],
+    pub resource: &'r [u8],
+    pub subresource: &'r [u8],
+    pub namespace: &'r [u8],
+    pub user: &'r UserInfo,
+}
 
 /// The rules of a [`PolicyRulesWithSubjects`]. A request matches if any rule of its kind matches.
 #[derive(Clone, Debug)]
@@ -32,6 +47,23 @@ struct ResourceRule {
 struct NonResourceRule {
     verbs: Verbs,
     paths: Paths,
+}
+
+impl<'r> RequestDigest<'r> {
+    /// The digest of a request and its user.
+    #[must_use]
+    pub fn new(info: &'r RequestInfo<'_>, user: &'r UserInfo) -> Self {
+        Self {
+            is_resource_request: info.is_resource_request(),
+            verb: info.verb(),
+            path: info.path(),
+            api_group: info.api_group(),
+            resource: info.resource(),
+            subresource: info.subresource(),
+            namespace: info.namespace(),
+            user,
+        }
+    }
 }
 
 impl Rules {
@@ -313,7 +345,6 @@ impl PathPattern {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir_kubernetes::api::UserInfo;
 
     fn list(names: &[&str]) -> Vec<String> {
         names.iter().map(|&name| name.to_owned()).collect()

@@ -1,7 +1,6 @@
 //! Kubernetes objects as plain data, with their encoders and decoders. Nothing here acts on them.
 
 pub mod flowcontrol;
-pub mod media_type;
 pub mod status;
 pub mod time;
 pub mod user;

@@ -13,7 +13,6 @@
 //! Not covered: the body (a POST has no name), whether the resource exists, and OpenShift's
 //! additional long-running requests.
 
-mod escape;
 pub mod go_duration;
 mod info;
 mod list_options;
@@ -29,9 +28,9 @@ mod target;
 mod tests;
 mod verb;
 
-pub use escape::escaped_path;
 pub use info::{RequestInfo, RequestKind, TargetError};
 pub use metric_labels::MetricLabels;
 pub use metric_labels::{is_built_in_group, measures_response_size};
 pub use query::Query;
+pub use target::escaped_path;
 pub use verb::Verb;

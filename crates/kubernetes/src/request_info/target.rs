@@ -1,7 +1,7 @@
 //! The request target of a request line, parsed as by Go's HTTP server.
 //!
 //! Follows `http.ReadRequest` and `url.ParseRequestURI` (Go 1.27): the forms of a target, the
-//! malformed ones, and how a `url.URL` prints itself in an error. Nothing is cleaned or normalized.
+//! malformed ones, and how a `url.URL` prints itself and its path. Nothing is cleaned or normalized.
 //! The host is checked, because a bad one is a 400, and otherwise ignored.
 
 // `core`, not `std`: the address is only text here, without sockets.
@@ -11,7 +11,6 @@ use std::fmt;
 
 use memchr::memchr;
 
-use super::escape;
 use crate::encoding::percent;
 use crate::encoding::percent::PlusMode;
 
@@ -143,10 +142,39 @@ impl<'a> RequestTarget<'a> {
             url.extend_from_slice(b"//");
             url.extend_from_slice(authority);
         }
-        url.extend_from_slice(&escape::escaped_path(self.raw_path, &self.path));
+        url.extend_from_slice(&escaped_path(self.raw_path, &self.path));
         url.extend_from_slice(self.tail);
         url
     }
+}
+
+/// The path as `URL.EscapedPath` prints it: as received, unless it contains a byte that Go would
+/// have escaped. In that case the whole of `decoded` is escaped again. It need not be UTF-8. For
+/// messages and logs only: escaping allocates.
+#[must_use]
+pub fn escaped_path<'p>(raw: &'p [u8], decoded: &[u8]) -> Cow<'p, [u8]> {
+    let accepted = |b: u8| is_unescaped_in_path(b) || b"!'()*[]%".contains(&b);
+    if raw.iter().all(|&b| accepted(b)) {
+        return Cow::Borrowed(raw);
+    }
+    let mut escaped = Vec::with_capacity(decoded.len() * 2);
+    for &byte in decoded {
+        if is_unescaped_in_path(byte) {
+            escaped.push(byte);
+        } else {
+            escaped.extend_from_slice(format!("%{byte:02X}").as_bytes());
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+const fn is_unescaped_in_path(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(byte, b'-' | b'_' | b'.' | b'~')
+        || matches!(
+            byte,
+            b'$' | b'&' | b'+' | b',' | b'/' | b':' | b';' | b'=' | b'@'
+        )
 }
 
 /// `tchar` of RFC 9110, which `http.ReadRequest` requires in a method.
@@ -426,6 +454,26 @@ mod tests {
                 String::from_utf8(printed).unwrap(),
                 url,
                 "{method} {target}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_path_is_printed_as_received_unless_go_would_escape_it() {
+        let cases: [(&str, &str); 6] = [
+            ("/a%2fb/(x)[1]!", "/a%2fb/(x)[1]!"),
+            ("/\u{e9}/(x)", "/%C3%A9/%28x%29"),
+            ("/a%2fb#c", "/a/b%23c"),
+            ("/a b", "/a%20b"),
+            ("/%3f|", "/%3F%7C"),
+            ("/a\"<>", "/a%22%3C%3E"),
+        ];
+        for (raw, escaped) in cases {
+            let decoded = percent::decode(raw.as_bytes(), PlusMode::Literal).unwrap();
+            assert_eq!(
+                escaped_path(raw.as_bytes(), &decoded),
+                escaped.as_bytes(),
+                "{raw}"
             );
         }
     }

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::queue::Queue;
-use super::set::QueueSet;
+use super::set::{Queue, QueueSet};
 use crate::fairqueuing::queue_set::request_slab::DispatchPhase;
 use crate::fairqueuing::seats::{ESTIMATED_SERVICE_DURATION, SeatSeconds};
 

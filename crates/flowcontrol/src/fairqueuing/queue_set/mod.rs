@@ -28,7 +28,6 @@ mod departure;
 mod dispatch;
 mod dump;
 mod fifo;
-mod queue;
 mod request_slab;
 mod set;
 #[cfg(all(fuzzing, not(test)))]

@@ -13,7 +13,6 @@ pub mod mandatory;
 mod manifest;
 mod names;
 mod read;
-mod rules;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -23,9 +22,7 @@ mod write;
 pub use field_error::FieldError;
 pub use manifest::{Manifest, decode};
 pub use names::{check_dns_label, check_dns_subdomain};
-pub use read::read;
-pub use read::{LocatedObject, read_located, read_with_locations};
-pub use rules::read_rules;
+pub use read::{LocatedObject, read, read_located, read_rules, read_with_locations};
 pub use types::{CATCH_ALL, ENFORCEMENT_ANNOTATION, ENFORCEMENT_VALUES, EXEMPT};
 pub use types::{
     ExemptPriorityLevelConfiguration, FlowDistinguisherMethodType, LimitResponse,

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 
+use super::field_error::FieldErrors;
 use super::manifest::{Manifest, decode, join_path};
-use super::names;
-use super::types::{ENFORCEMENT_ANNOTATION, ENFORCEMENT_VALUES, Object, Version};
-use crate::document::{Diagnostics, Node, SourceLocation, Strictness};
+use super::types::{
+    ENFORCEMENT_ANNOTATION, ENFORCEMENT_VALUES, Object, PolicyRulesWithSubjects, Version,
+};
+use super::{fields, names, validation};
+use crate::document::{Diagnostics, MappingDecoder, Node, SourceLocation, Strictness};
 
 /// Reads manifests as the API server would with `fieldValidation=Warn`, and reports everything that
 /// it would reject or warn of. Objects with errors are left out, and so is the second of two
@@ -106,6 +109,33 @@ pub fn read_located<'n>(
         }
     }
     objects
+}
+
+/// Reads the field `name` as a FlowSchema's `spec.rules`, and reports what Kubernetes would reject
+/// in it: for other settings that select requests in the same way.
+pub fn read_rules(
+    fields: &mut MappingDecoder<'_>,
+    name: &'static str,
+) -> Vec<PolicyRulesWithSubjects> {
+    let rules = fields
+        .objects(name, fields::decode_rule)
+        .unwrap_or_default();
+    let mut errors = FieldErrors::default();
+    for (n, rule) in rules.iter().enumerate() {
+        validation::flow_schema::validate_rule(&format!("[{n}]"), rule, &mut errors);
+    }
+    if let Some(mut value) = fields.value(name) {
+        let (node, path) = (value.node(), value.path().to_owned());
+        for error in errors.into_vec() {
+            let within = error.field.strip_prefix('[').unwrap_or(&error.field);
+            let location = node.locate(within);
+            let field = format!("{path}{}", error.field);
+            value
+                .diagnostics()
+                .report_error(location, &field, error.body());
+        }
+    }
+    rules
 }
 
 impl Manifest<'_> {

@@ -17,7 +17,6 @@ mod tests;
 use memchr::{memchr, memmem};
 
 use self::cbor_items::CborItems;
-use crate::api::media_type::MediaType;
 use crate::numeric::{saturating_u64, saturating_usize};
 
 /// The annotation of the last initial event (`metav1.InitialEventsAnnotationKey`).
@@ -40,6 +39,17 @@ const CBOR_BYTE_STRING: u8 = 0x40;
 /// Protobuf: the length of the event, and the tag of its type (field 1, length-delimited).
 const PROTOBUF_LENGTH_BYTES: usize = 4;
 const PROTOBUF_TYPE_TAG: u8 = 0x0a;
+
+/// The encoding of objects in a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MediaType {
+    /// `application/cbor`.
+    Cbor,
+    /// `application/json`.
+    Json,
+    /// `application/vnd.kubernetes.protobuf`; kube-apiserver also stores built-in resources in it.
+    Protobuf,
+}
 
 /// The events of one watch, chunk by chunk.
 #[derive(Debug)]
@@ -77,6 +87,28 @@ enum Framing {
         /// The length so far, then the missing bytes of the event.
         missing: u32,
     },
+}
+
+impl MediaType {
+    /// The encoding that a `Content-Type` names; its parameters are ignored. `None` for any other
+    /// type.
+    #[must_use]
+    pub fn from_content_type(content_type: &[u8]) -> Option<Self> {
+        let media_type = content_type
+            .split(|byte| *byte == b';')
+            .next()?
+            .trim_ascii();
+        let is = |name: &[u8]| media_type.eq_ignore_ascii_case(name);
+        if is(b"application/json") {
+            Some(Self::Json)
+        } else if is(b"application/vnd.kubernetes.protobuf") {
+            Some(Self::Protobuf)
+        } else if is(b"application/cbor") || is(b"application/cbor-seq") {
+            Some(Self::Cbor)
+        } else {
+            None
+        }
+    }
 }
 
 impl WatchFrames {

@@ -302,7 +302,7 @@ fn idle_levels_and_waiting_requests_take_little_memory() {
     let per_request =
         size_of::<Option<crate::fairqueuing::queue_set::request_slab::QueueSetRequest<()>>>();
     assert!(per_request <= 192, "{per_request} bytes");
-    let per_queue = size_of::<super::super::queue::Queue>();
+    let per_queue = size_of::<super::super::set::Queue>();
     assert!(
         128 * (per_queue + per_request) <= 40 << 10,
         "{per_queue} bytes a queue"
