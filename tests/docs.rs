@@ -72,7 +72,7 @@ use weir_limits::rate::policies::enforcer::RequestPolicies;
 use weir_limits::rejection_hold::OWNER_SHARE_DIVISOR;
 use weir_limits::shared_limits::status::SharedLimitsStatus;
 use weir_limits::throttling::memory_budget::SOURCE_FRACTION;
-use weir_limits::throttling::read_spacing::{INEFFECTIVE_FRAMES_PER_RESET, READ_INTERVAL};
+use weir_limits::throttling::read_pacing::{INEFFECTIVE_FRAMES_PER_RESET, READ_INTERVAL};
 use weir_limits::throttling::reconnect_backoff::{BACKOFF, CONNECT_INTERVAL};
 use weir_lint::rule::Rule;
 use weir_playground::Fault;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::explainer::Explanation;
 use crate::report::{Prediction, RequestBytes, RequestInfoReport};
 use weir_kubernetes::request_info::Verb;
-use weir_limits::rate::snapshot::RateLimitSnapshot;
+use weir_limits::rate::top_keys::RateLimitSnapshot;
 
 /// What `/status.json` of a running weir says of its limits. Other fields are ignored, and missing
 /// ones are empty.

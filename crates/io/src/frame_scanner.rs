@@ -12,7 +12,7 @@
 
 use weir_kubernetes::encoding::hpack::FieldCounter;
 use weir_kubernetes::numeric::{saturating_u64, saturating_usize};
-use weir_limits::throttling::poll_budget::{HEADER_BYTE_WORK, HEADER_FIELD_WORK, WORK_PER_POLL};
+use weir_limits::throttling::read_pacing::{HEADER_BYTE_WORK, HEADER_FIELD_WORK, WORK_PER_POLL};
 
 /// The length of the client connection preface in bytes (RFC 9113, 3.4).
 pub const PREFACE_LENGTH: usize = 24;

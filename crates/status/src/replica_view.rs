@@ -19,8 +19,7 @@ use crate::snapshot::{
     UserCount, ViewedReplicaStatus,
 };
 use weir_limits::levers::LeverSnapshot;
-use weir_limits::rate::snapshot::RateLimitSnapshot;
-use weir_limits::rate::top_keys::TopKey;
+use weir_limits::rate::top_keys::{RateLimitSnapshot, TopKey};
 use weir_talkers::{Dimension, MergedTalkers, TalkerRow, UsageMeasure, Window};
 
 /// Stands for all replicas.

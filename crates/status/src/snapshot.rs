@@ -13,8 +13,7 @@ use crate::alarms::AlarmStatus;
 use crate::marks::MarkStatus;
 use weir_kubernetes::numeric::to_f64;
 use weir_limits::levers::LeverSnapshot;
-use weir_limits::rate::snapshot::RateLimitSnapshot;
-use weir_limits::rate::top_keys::TopKey;
+use weir_limits::rate::top_keys::{RateLimitSnapshot, TopKey};
 
 /// A snapshot of weir's status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

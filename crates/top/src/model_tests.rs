@@ -5,7 +5,7 @@ use crate::view_model::talker_rows;
 use crate::view_options::{LevelSort, MAX_FILTER_LENGTH, Panel, ScrollOffsets};
 use weir_kubernetes::numeric::to_f64;
 use weir_limits::levers::LeverSnapshot;
-use weir_limits::rate::snapshot::RateLimitSnapshot;
+use weir_limits::rate::top_keys::RateLimitSnapshot;
 use weir_status::snapshot::{
     LevelStatus, ReplicaViewStatus, TalkerStatus, TopTalkersStatus, ViewedReplicaStatus,
 };

@@ -225,7 +225,7 @@ fn render_columns(
 mod tests {
     use super::*;
     use crate::model::{StatusUpdate, TopModel};
-    use weir_limits::rate::snapshot::RateLimitSnapshot;
+    use weir_limits::rate::top_keys::RateLimitSnapshot;
     use weir_status::snapshot::{SlotHolderStatus, SlotsStatus, TalkerStatus};
 
     fn model() -> TopModel {

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use crate::view_options::{LevelSort, Panel, ViewOptions};
 use weir_kubernetes::numeric::to_f64;
-use weir_limits::rate::snapshot::RateLimitSnapshot;
+use weir_limits::rate::top_keys::RateLimitSnapshot;
 use weir_status::snapshot::{
     LevelStatus, StatusHistory, StatusSnapshot, TalkerStatus, TopTalkersStatus,
 };

@@ -8,8 +8,7 @@ use super::*;
 use crate::model::StatusUpdate;
 use crate::view_options::Panel;
 use weir_limits::levers::LeverSnapshot;
-use weir_limits::rate::snapshot::RateLimitSnapshot;
-use weir_limits::rate::top_keys::TopKey;
+use weir_limits::rate::top_keys::{RateLimitSnapshot, TopKey};
 use weir_status::marks::MarkStatus;
 use weir_status::snapshot::{
     DurationHistogram, ExpiryStatus, Headline, LevelStatus, ProcessStatus, ReplicaViewStatus,

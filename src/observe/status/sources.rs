@@ -36,7 +36,7 @@ use weir_kubernetes::numeric::saturating_u64;
 use weir_limits::levers::{Lever, LeverSnapshot};
 use weir_limits::max_in_flight;
 use weir_limits::rate::RateLimits;
-use weir_limits::rate::snapshot::RateLimitSnapshot;
+use weir_limits::rate::top_keys::RateLimitSnapshot;
 use weir_status::headline::RejectedMost;
 use weir_status::marks::MarkedState;
 use weir_status::snapshot::{

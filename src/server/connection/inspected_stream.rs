@@ -36,8 +36,7 @@ use weir_io::goaway::LastStreamId;
 use weir_io::tcp::poll_read_at_most;
 use weir_io::write_backpressure::UnwrittenBytes;
 use weir_kubernetes::numeric::saturating_u64;
-use weir_limits::throttling::poll_budget::HEADER_BYTE_WORK;
-use weir_limits::throttling::read_pacing::ReadPacing;
+use weir_limits::throttling::read_pacing::{HEADER_BYTE_WORK, ReadPacing};
 
 /// The empty line at the end of a head, with the line break before it.
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";

@@ -12,7 +12,7 @@ use crate::pipeline::connection::head_budget::HeadBudget;
 use crate::server::connection::head_monitor::HeadTimer;
 use weir_base::metrics::Registry;
 use weir_io::frame_scanner::PREFACE_LENGTH;
-use weir_limits::throttling::read_spacing::READ_INTERVAL;
+use weir_limits::throttling::read_pacing::READ_INTERVAL;
 
 /// Reads so many frames, which have all arrived, with a pace. Returns the polls and the reads.
 async fn read_frames(frames: usize, frame: &[u8], pacing: ReadPacing) -> (u32, u32) {

@@ -7,7 +7,6 @@ mod keyed_slots;
 pub mod lru;
 pub mod lru_key;
 pub mod policies;
-pub mod snapshot;
 pub mod spin_lock;
 pub mod top_keys;
 
@@ -17,7 +16,7 @@ use crate::enforcement::EnforcementSwitch;
 use crate::rate::clients::enforcer::ClientLimits;
 use crate::rate::events::enforcer::EventRateLimit;
 use crate::rate::policies::enforcer::RequestPolicies;
-use crate::rate::snapshot::RateLimitSnapshot;
+use crate::rate::top_keys::RateLimitSnapshot;
 use crate::shared_limits::source::Sharing;
 use weir_base::metrics::Registry;
 use weir_kubernetes::encoding::printable::escape;

@@ -1,5 +1,6 @@
-//! The keys with the most rejections, in bounded memory: Metwally's "space saving".
+//! What operators see of a rate limit: its state, and the keys with the most rejections.
 //!
+//! The keys are counted in bounded memory by Metwally's "space saving".
 //! Each key in the table has a count and the maximal error of that count. A key is in the table if
 //! it has more rejections than all rejections divided by the size of the table.
 
@@ -25,6 +26,30 @@ pub struct TopKey {
     pub rejections: u64,
     /// The maximal error of `rejections`.
     pub error: u64,
+}
+
+/// The state of a rate limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RateLimitSnapshot {
+    /// `EventRateLimit/TYPE` or `clientLimits/NAME`.
+    pub name: String,
+    /// A summary of what it allows.
+    pub allows: String,
+    /// Whether it only counts and rejects no request.
+    pub dry_run: bool,
+    /// The number of requests that it passed at once.
+    pub passed: u64,
+    /// The number of requests that it delayed.
+    pub delayed: u64,
+    /// The number of requests that it rejected.
+    pub rejected: u64,
+    /// The number of keys (clients, namespaces ...) that it tracks.
+    pub keys: u64,
+    /// The most keys that it tracks.
+    pub most_keys: u64,
+    /// The keys with the most rejections.
+    pub top: Vec<TopKey>,
 }
 
 impl TopKeys {

@@ -6,9 +6,7 @@
 //! | [`memory_budget`] | bytes held for clients, by key and in all |
 //! | [`memory_pressure`] | memory of the process |
 //! | [`minimum_rate`] | the slowest rate of a transfer |
-//! | [`poll_budget`] | work of a connection in one poll |
-//! | [`read_pacing`] | both bounds of a connection's reads |
-//! | [`read_spacing`] | frames without effect on a connection |
+//! | [`read_pacing`] | work of a connection in one poll, and its frames without effect |
 //! | [`reconnect_backoff`] | new connections after a violation |
 //! | [`retry_pacing`] | what rejections cost, by the rate at which their clients return |
 //! | [`round_robin`] | the delay that one key's items cause to another's |
@@ -18,9 +16,7 @@ pub mod log_limiter;
 pub mod memory_budget;
 pub mod memory_pressure;
 pub mod minimum_rate;
-pub mod poll_budget;
 pub mod read_pacing;
-pub mod read_spacing;
 pub mod reconnect_backoff;
 pub mod retry_pacing;
 pub mod round_robin;

@@ -17,9 +17,8 @@ use crate::rate::clients::tables::{
 };
 use crate::rate::keyed_slots::{KeyedSlotHandle, KeyedSlots};
 use crate::rate::lru_key::{LruKey, LruKeyHasher};
-use crate::rate::snapshot::RateLimitSnapshot;
 use crate::rate::spin_lock::spin_lock;
-use crate::rate::top_keys::{TopKey, TopKeys};
+use crate::rate::top_keys::{RateLimitSnapshot, TopKey, TopKeys};
 use crate::shared_limits::bucket::RefillAnswer;
 use crate::shared_limits::source::{RefillSource, Sharing, SourceCall};
 use crate::throttling::token_bucket::retry_after_seconds;

@@ -2,7 +2,7 @@
 
 use crate::rate::events::config::EventLimitConfig;
 use crate::rate::events::enforcer::EventRateLimit;
-use crate::rate::snapshot::RateLimitSnapshot;
+use crate::rate::top_keys::RateLimitSnapshot;
 
 impl EventRateLimit {
     /// The state of each limit.
