@@ -26,8 +26,9 @@
 
 use std::sync::Arc;
 
-use super::saved::{SavedTable, SavedWeights};
-use super::weights::{MEASURES, Weights};
+use serde::{Deserialize, Serialize};
+
+use super::weights::{MEASURES, SavedWeights, Weights};
 use weir_base::hash_keys::{HashKey, HashKeyMap};
 
 /// Least number of entries kept per measure in an eviction. It is more than a reader looks at, and
@@ -50,6 +51,15 @@ pub(crate) struct HeavyHitter {
     pub(crate) count: Weights,
     /// The usage is at most `count + error`.
     pub(crate) error: Weights,
+}
+
+/// The usage by name in a period of time, as it is handed over to another process of weir.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedTable {
+    pub(crate) cutoff: SavedWeights,
+    pub(crate) total: SavedWeights,
+    /// Name, count and error.
+    pub(crate) entries: Vec<(String, SavedWeights, SavedWeights)>,
 }
 
 impl HeavyHitter {

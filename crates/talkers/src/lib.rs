@@ -27,7 +27,6 @@ mod name;
 mod query;
 #[cfg(test)]
 mod query_tests;
-mod saved;
 #[cfg(test)]
 mod saved_tests;
 mod sliding_windows;
@@ -42,9 +41,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use tokio::time::MissedTickBehavior;
 
-use crate::sliding_windows::{SlidingWindows, WindowView};
+use crate::sliding_windows::{SavedWindows, SlidingWindows, WindowView};
 use crate::worker_shard::{DIMENSIONS, SharedState};
 use weir_base::clock::Clock;
 
@@ -53,7 +53,6 @@ pub use self::name::TalkerName;
 pub use self::query::{
     Dimension, TalkerRow, TopTalkersQuery, TopTalkersReport, Usage, UsageMeasure, Window,
 };
-pub use self::saved::SavedTalkers;
 pub use self::weights::Weights;
 pub use self::worker_shard::WorkerShard;
 
@@ -67,6 +66,13 @@ pub struct TopTalkers {
     default_seats: Arc<AtomicU64>,
     /// One shard per worker. Shards are never removed.
     shards: Mutex<Vec<Arc<WorkerShard>>>,
+}
+
+/// The counts of all dimensions, as they are handed over to another process of weir.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedTalkers {
+    /// In the order of the dimensions.
+    dimensions: Vec<SavedWindows>,
 }
 
 impl TopTalkers {

@@ -15,8 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::heavy_hitters::HeavyHitters;
 use super::query::{Dimension, TalkerRow, Usage, UsageMeasure, Window};
-use super::saved::SavedWeights;
-use super::weights::{MEASURES, Weights};
+use super::weights::{MEASURES, SavedWeights, Weights};
 
 /// One replica's table of one dimension and window.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,9 +10,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::heavy_hitters::{HeavyHitters, MAX_ENTRIES};
+use serde::{Deserialize, Serialize};
+
+use super::heavy_hitters::{HeavyHitters, MAX_ENTRIES, SavedTable};
 use super::query::Window;
-use super::saved::{SavedWindow, SavedWindows};
 use super::weights::Weights;
 use weir_base::hash_keys::HashKey;
 use weir_kubernetes::numeric::{saturating_u32, saturating_u64};
@@ -53,6 +54,25 @@ pub(crate) struct WindowView {
     pub(crate) table: HeavyHitters,
     /// The time that the table covers.
     pub(crate) covered: Duration,
+}
+
+/// The counts of one dimension, as they are handed over to another process of weir.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedWindows {
+    /// Milliseconds since the windows began.
+    pub(crate) elapsed_ms: u64,
+    pub(crate) current_tick: u64,
+    pub(crate) current: SavedTable,
+    /// Shortest first.
+    pub(crate) windows: Vec<SavedWindow>,
+}
+
+/// The buckets of one window.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedWindow {
+    pub(crate) open: SavedTable,
+    /// Each with the tick at which it ended, oldest first.
+    pub(crate) closed: Vec<(u64, SavedTable)>,
 }
 
 impl WindowView {

@@ -7,6 +7,9 @@ use weir_kubernetes::numeric::saturating_u64;
 /// The number of measures.
 pub(crate) const MEASURES: usize = 6;
 
+/// [`Weights`] as they are sent to other processes: one number for each measure.
+pub(crate) type SavedWeights = [u64; MEASURES];
+
 /// In the order of [`UsageMeasure`](super::query::UsageMeasure): bytes, queue wait (ns),
 /// rejections, requests, seat-seconds (seats × ns), would-be rejections. Sums saturate: `u64` holds 584 years of one
 /// seat.

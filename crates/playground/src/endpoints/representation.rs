@@ -1,8 +1,8 @@
 //! The representations of an object: complete, its metadata, or a row of a table.
 
-use crate::objects::resources::{ApiResource, ObjectKind};
+use crate::objects::resources::{ApiResource, ObjectKind, to_events_v1};
 use crate::objects::storage::object::StoredObject;
-use crate::objects::{events, table};
+use crate::objects::table;
 use crate::request::{QueryParameters, ResponseForm};
 use crate::time;
 use bytes::Bytes;
@@ -125,7 +125,7 @@ impl Representation {
         }
         let mut value = object.value();
         if let Some(value) = value.as_object_mut() {
-            events::to_events_v1(value);
+            to_events_v1(value);
         }
         serde_json::to_vec(&value).unwrap_or_default().into()
     }

@@ -6,12 +6,12 @@ use crate::endpoints::resource_request::{ResourceRequest, typed_json};
 use crate::endpoints::response;
 use crate::endpoints::response::HandlerResult;
 use crate::objects::patch::{PatchError, PatchType};
-use crate::objects::resources::{ApiResource, ObjectKind};
+use crate::objects::resources::{ApiResource, ObjectKind, to_core_v1};
 use crate::objects::storage::object::{StoredObject, string_at};
 use crate::objects::storage::selector::Selection;
 use crate::objects::storage::store::{ListScope, Store};
 use crate::objects::strategy::AssignedValues;
-use crate::objects::{events, protobuf, seed, strategy, yaml};
+use crate::objects::{protobuf, seed, strategy, yaml};
 use crate::request::BodyReadToEnd;
 use crate::status::{StatusCause, StatusDetails, StatusError};
 use crate::{status, time};
@@ -130,7 +130,7 @@ fn assign_values(resource_request: &ResourceRequest<'_>, store: &Store) -> Assig
 /// Converts an object from the resource's form to the stored one.
 fn to_stored_form(resource: &'static ApiResource, mut value: Value) -> Value {
     if let (true, Some(value)) = (resource.is_converted(), value.as_object_mut()) {
-        events::to_core(value);
+        to_core_v1(value);
     }
     value
 }

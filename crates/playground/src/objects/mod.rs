@@ -2,7 +2,6 @@
 //!
 //! Everything except `storage::shared_store` is pure: no sockets, no locks, no clocks.
 
-pub(crate) mod events;
 pub(crate) mod patch;
 pub(crate) mod protobuf;
 pub(crate) mod resources;

@@ -1,9 +1,11 @@
 //! The served resources: group, version, names, verbs.
 //!
 //! Two resources may serve one kind: events are served in `v1` and `events.k8s.io/v1`, and are one
-//! set of objects. Reviews are served and never stored.
+//! set of objects. Events are stored as `v1`. The forms differ only in the names of a few fields, so the
+//! conversion is lossless in both directions. Reviews are served and never stored.
 
 use crate::status::ResourceRef;
+use serde_json::{Map, Value};
 
 /// A kind of stored object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -439,9 +441,39 @@ pub(crate) fn group_version(group: &str, version: &str) -> String {
     }
 }
 
+/// The fields of an event that differ: `v1` name, `events.k8s.io/v1` name.
+const RENAMED_EVENT_FIELDS: &[(&str, &str)] = &[
+    ("count", "deprecatedCount"),
+    ("firstTimestamp", "deprecatedFirstTimestamp"),
+    ("involvedObject", "regarding"),
+    ("lastTimestamp", "deprecatedLastTimestamp"),
+    ("message", "note"),
+    ("reportingComponent", "reportingController"),
+    ("source", "deprecatedSource"),
+];
+
+/// Converts a stored event to `events.k8s.io/v1`.
+pub(crate) fn to_events_v1(object: &mut Map<String, Value>) {
+    for (core, events) in RENAMED_EVENT_FIELDS {
+        if let Some(value) = object.remove(*core) {
+            object.insert((*events).to_owned(), value);
+        }
+    }
+}
+
+/// Converts an event of `events.k8s.io/v1` to the stored form.
+pub(crate) fn to_core_v1(object: &mut Map<String, Value>) {
+    for (core, events) in RENAMED_EVENT_FIELDS {
+        if let Some(value) = object.remove(*events) {
+            object.insert((*core).to_owned(), value);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{GROUPS, ObjectKind, RESOURCES};
+    use super::{GROUPS, ObjectKind, RESOURCES, to_core_v1, to_events_v1};
+    use serde_json::json;
 
     #[test]
     fn the_index_of_a_kind_is_its_position() {
@@ -455,5 +487,18 @@ mod tests {
         for resource in RESOURCES {
             assert!(GROUPS.contains(&(resource.group, resource.version)));
         }
+    }
+
+    #[test]
+    fn an_event_round_trips_through_both_api_groups() {
+        let event = json!({"message": "m", "involvedObject": {"kind": "Pod"}, "count": 2});
+        let stored = event.as_object().cloned().unwrap_or_default();
+        let mut converted = stored.clone();
+        to_events_v1(&mut converted);
+        assert_eq!(converted["note"], "m");
+        assert_eq!(converted["regarding"]["kind"], "Pod");
+        assert!(!converted.contains_key("message"));
+        to_core_v1(&mut converted);
+        assert_eq!(converted, stored);
     }
 }

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::suggest::find::suggest;
 use super::suggest::limits;
-use super::suggest::model::SuggestReport;
 use super::suggest::output;
+use super::suggest::output::SuggestReport;
 use super::suggest::settings::KeptSettings;
 use super::tests::{LogFile, options};
 use super::variants::InFlightFlags;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::limits;
 use super::limits::LoggedRates;
-use super::model::{OwnLevelReport, SuggestReport};
+use super::output::{OwnLevelReport, SuggestReport};
 use super::own_level::{
     Candidate, NoOwnLevel, OwnLevel, by_level, candidates, is_control_plane, own_level, subject,
 };

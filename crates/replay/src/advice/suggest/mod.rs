@@ -4,10 +4,8 @@
 //! What is suggested was replayed over the log. Nothing is promised that the replay did not show.
 
 mod client_rule;
-mod events;
 pub mod find;
 pub(super) mod limits;
-pub mod model;
 pub mod output;
 mod own_level;
 mod rates;

@@ -1,12 +1,14 @@
-//! The files of a suggestion: YAML with the reasons in comments. Pure.
+//! The report of a suggestion, which `-o json` prints, and its files: YAML with the reasons in comments.
+//! Pure.
 
 use std::fmt::Write as _;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::model::{OwnLevelReport, SuggestReport};
 use super::settings::KeptSettings;
 use crate::advice::variants::AUTOUPDATE;
+use crate::report::model::{ChangesReport, InputReport, ModelReport};
 use weir_kubernetes::encoding::yaml::{comment, write_value};
 
 /// The names of users that a comment lists.
@@ -24,6 +26,57 @@ pub const FILES: [&str; 3] = [OBJECTS_FILE, UNCHANGED_FILE, CONFIG_FILE];
 
 /// The path of a file by its name, as `--config` names it.
 pub type PathOf<'p> = &'p dyn Fn(&str) -> String;
+
+/// The report of a suggestion.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SuggestReport {
+    /// What was read.
+    pub input: InputReport,
+    /// The assumptions of the simulation.
+    pub model: ModelReport,
+    /// A level for a user of its own. `None`: none would help.
+    pub own_level: Option<OwnLevelReport>,
+    /// The flow schemas and priority levels that change or are new, as manifests.
+    pub objects: Vec<Value>,
+    /// Those of the configuration that stay as they are and are not built in, as manifests.
+    pub unchanged: Vec<Value>,
+    /// Why events are limited, and what is not suggested, and why.
+    pub notes: Vec<String>,
+    /// The rules of `clientLimits`.
+    pub client_limits: Vec<Value>,
+    /// The users who lost something with the configuration and are no worse with all that is
+    /// suggested, sorted.
+    pub protected: Vec<String>,
+    /// The users who fare worse and better with all that is suggested.
+    pub changes: ChangesReport,
+}
+
+/// A level for a user of its own.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OwnLevelReport {
+    /// The name of the level and of its schema.
+    pub name: String,
+    /// The user.
+    pub user: String,
+    /// The schema and the level of its requests until now.
+    pub schema: String,
+    /// See `schema`.
+    pub level: String,
+    /// Its part of the seat-seconds of that level, in percent.
+    pub percent_of_seat_seconds: f64,
+    /// The shares of the new level, and of the other one before and after.
+    pub shares: i32,
+    /// See `shares`.
+    pub level_shares: [i32; 2],
+    /// What the requests of other users lost in that level: rejected requests.
+    pub others_rejected: u64,
+    /// Seconds that they waited.
+    pub others_wait_s: f64,
+    /// Rejected requests of all other users, before and after.
+    pub rejected: [u64; 2],
+    /// Seconds that they waited, before and after.
+    pub wait_s: [f64; 2],
+}
 
 /// The files that a suggestion has: their names and contents.
 #[must_use]
