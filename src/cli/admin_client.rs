@@ -22,9 +22,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::tls;
 use weir_status::snapshot::StatusSnapshot;
+use weir_tokens::bearer::bearer_header;
 use weir_top::model::StatusUpdate;
 
 /// Timeout of a connection, a response and an event. weir sends an event each second.

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use ::weir::config::{AdmissionConfig, ClusterSourceConfig, Config, FlowcontrolConfig};
 use ::weir::flowcontrol::controller::{ControllerConfig, Enforcement};
-use ::weir::upstream::credentials::bearer::bearer_header;
 use ::weir::upstream::credentials::{BearerToken, CredentialSource};
 use ::weir_flowcontrol::bootstrap;
 use ::weir_kubernetes::api::flowcontrol::{Object, to_manifest};
+use ::weir_tokens::bearer::bearer_header;
 use serde_json::{Value, json};
 use weir_playground::{Denial, PlaygroundSettings};
 

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use ::weir::upstream::credentials::bearer::bearer_header;
 use ::weir::upstream::credentials::{BearerToken, CredentialSource};
+use ::weir_tokens::bearer::bearer_header;
 use weir_playground::{Denial, PlaygroundSettings, RequestRecord};
 
 use crate::authentication::{PlaygroundCluster, authorization};

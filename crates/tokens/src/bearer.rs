@@ -1,9 +1,12 @@
-//! Extracts the bearer token of a request: from `Authorization` or from a WebSocket subprotocol.
-//! Pure.
+//! Bearer tokens in headers: extracts that of a request, from `Authorization` or from a WebSocket
+//! subprotocol, and makes the `Authorization` header of a token that weir has. Pure.
 //!
 //! Tokens are read like `bearertoken.Authenticator` and `websocket.ProtocolAuthenticator`
 //! (Kubernetes 1.36) read them, including what Go's library trims and tolerates. Otherwise a client
 //! could escape the limits with a spelling that only the API server accepts.
+//!
+//! A header with a token is marked sensitive, so that neither `Debug` nor HTTP/2's header compression
+//! keeps it. A token that cannot be sent is not quoted.
 
 use std::borrow::Cow;
 
@@ -29,6 +32,11 @@ pub enum BearerCredential<'a> {
     /// is not verified.
     TwoTokens([Cow<'a, [u8]>; 2]),
 }
+
+/// A token that a header cannot contain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a token with characters that no HTTP header can have")]
+pub struct UnencodableToken;
 
 /// The credential of a request with `headers` and the protocol of its `Upgrade`. A subprotocol
 /// counts only for a WebSocket.
@@ -138,10 +146,19 @@ fn subprotocol_token(headers: &HeaderMap) -> BearerCredential<'static> {
     }
 }
 
+/// The `Authorization` header for `token`.
+///
+/// # Errors
+/// A header cannot contain the token.
+pub fn bearer_header(token: &str) -> Result<HeaderValue, UnencodableToken> {
+    let mut value =
+        HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| UnencodableToken)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn authorization(value: &'static str) -> HeaderMap {
@@ -298,5 +315,13 @@ mod tests {
                 "{spelling}"
             );
         }
+    }
+
+    #[test]
+    fn a_token_is_sent_unchanged_and_hidden_from_debug() {
+        let value = bearer_header("abc.def").unwrap();
+        assert_eq!(value, "Bearer abc.def");
+        assert_eq!(format!("{value:?}"), "Sensitive");
+        assert_eq!(bearer_header("abc\ndef"), Err(UnencodableToken));
     }
 }

@@ -15,10 +15,10 @@ use jiff::Timestamp;
 use rustls::sign::CertifiedKey;
 use serde_json::{Map, Value, json};
 
-use crate::upstream::credentials::bearer::{UnencodableToken, bearer_header};
 use crate::upstream::tls::{Pem, PemError, PemInput, parse_certified_key};
 use weir_kubernetes::document;
 use weir_kubernetes::document::{Content, Diagnostics, Node, SourceLocation};
+use weir_tokens::bearer::{UnencodableToken, bearer_header};
 
 /// The version of the input; the output has to be of the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,6 @@
 //! nothing and is soon enough for whatever rotates them. Deliberately not here: clients'
 //! credentials, and the calls themselves.
 
-pub mod bearer;
 pub(crate) mod exec_credential;
 pub(crate) mod exec_plugin;
 mod own_credentials;

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use http::HeaderValue;
 use rustls::sign::CertifiedKey;
 
-use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::credentials::exec_credential::PluginCredential;
 use crate::upstream::credentials::exec_plugin::{ExecPlugin, PluginError, PluginFailure};
 use crate::upstream::credentials::refresh_schedule::next_refresh;
 use crate::upstream::tls::{Pem, PemError, PemInput, parse_certified_key};
 use weir_base::clock::Clock;
+use weir_tokens::bearer::bearer_header;
 
 /// How often files are read again. client-go reads a token file as often, which is half of the time
 /// that the kubelet leaves between a new token and the expiry of the old one.

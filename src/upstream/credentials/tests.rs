@@ -14,7 +14,6 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::credentials::exec_credential::tests::exec_credential;
 use crate::upstream::credentials::exec_plugin::tests::script_plugin;
 use crate::upstream::credentials::refresh_schedule::REJECTED_REFRESH_INTERVAL;
@@ -26,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_base::clock::Clock;
+use weir_tokens::bearer::bearer_header;
 
 /// Prints the file `answer`, and fails if there is none. Records its calls in `calls`.
 const SCRIPT: &str = "echo called >>\"$DIR/calls\"\ncat \"$DIR/answer\"\n";

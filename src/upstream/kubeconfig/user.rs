@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::credentials::exec_credential::{ClusterInfo, ExecApiVersion};
 use crate::upstream::credentials::exec_plugin::ExecPlugin;
 use crate::upstream::credentials::{BearerToken, ClientCertificate, CredentialSource};
@@ -10,6 +9,7 @@ use crate::upstream::kubeconfig::fields::{
     is_set, optional_string, read_pem, required_string, resolve_path, secret_item, secret_string,
 };
 use weir_kubernetes::document::MappingDecoder;
+use weir_tokens::bearer::bearer_header;
 
 /// Every field that can hold a credential.
 const CREDENTIAL_FIELDS: [&str; 10] = [

@@ -23,12 +23,12 @@ use weir::pipeline::reject::delay::RejectionDelayConfig;
 use weir::server::settings::{AddressLimit, ConnectionConfig, ServingConfig, TrustedProxyConfig};
 use weir::server::tls;
 use weir::upstream::connection::address::ServerAddress;
-use weir::upstream::credentials::bearer::bearer_header;
 use weir::upstream::credentials::{BearerToken, CredentialSource};
 use weir::upstream::loop_detection::cdn_loop::InstanceId;
 use weir::{config, upstream};
 use weir_limits::max_in_flight;
 use weir_limits::rate;
+use weir_tokens::bearer::bearer_header;
 
 use crate::support::certificates::{IssuedCertificate, pki};
 use crate::support::client::{FullResponse, TestClient};

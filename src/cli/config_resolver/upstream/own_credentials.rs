@@ -139,7 +139,7 @@ mod tests {
     use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 
     use super::*;
-    use crate::upstream::credentials::bearer::bearer_header;
+    use weir_tokens::bearer::bearer_header;
 
     #[test]
     fn the_expiry_of_a_jwt_is_read_and_other_tokens_have_none() {
