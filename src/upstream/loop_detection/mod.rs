@@ -8,11 +8,13 @@
 //! a probe adds its ID to the answer, also to the 508 of a loop, so a probe that went round comes
 //! back with this weir's. A response that a proxy on the path could have given (429, 502, 503, 504,
 //! 508) changes nothing: otherwise a loop that throttles the probe would make readiness flap.
+//!
+//! A server at an address of weir's own listener ([`is_own_address`]) gets no request at all.
 
 pub mod cdn_loop;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -43,6 +45,32 @@ impl InstanceId {
 /// Whether the request is a probe of this weir or of another.
 pub(crate) fn is_probe(head: &request::Parts) -> bool {
     head.uri.path() == "/readyz" && cdn_loop::is_probe(&head.headers)
+}
+
+/// Whether `server` is an address of this weir: a connection to it reaches the listener at `listener`.
+pub(crate) fn is_own_address(listener: SocketAddr, server: SocketAddr) -> bool {
+    let (bound, target) = (listener.ip().to_canonical(), server.ip().to_canonical());
+    listener.port() == server.port()
+        && (bound == target || (bound.is_unspecified() && is_local_address(target)))
+}
+
+/// Whether this machine has the address: for a destination of its own the system chooses the same
+/// address as the source. Nothing is sent. (Binding to the address would not tell: load balancers'
+/// hosts often allow `ip_nonlocal_bind`.)
+pub(crate) fn is_local_address(address: IpAddr) -> bool {
+    if address.is_loopback() {
+        return true;
+    }
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let source = || {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect((address, 9))?;
+        socket.local_addr()
+    };
+    source().is_ok_and(|source| source.ip() == address)
 }
 
 /// Why a request is rejected because of its `CDN-Loop`.
@@ -209,6 +237,28 @@ mod tests {
                 assert!(loops_after(false, code), "{code}");
             }
             assert!(!loops_after(false, ends), "{ends}");
+        }
+    }
+
+    fn own(listener: &str, server: &str) -> bool {
+        is_own_address(listener.parse().unwrap(), server.parse().unwrap())
+    }
+
+    #[test]
+    fn a_listener_owns_its_address_and_port() {
+        assert!(own("192.0.2.1:6443", "192.0.2.1:6443"));
+        assert!(own("[::ffff:192.0.2.1]:6443", "192.0.2.1:6443"));
+        assert!(!own("192.0.2.1:6443", "192.0.2.1:6444"));
+        assert!(!own("192.0.2.1:6443", "192.0.2.2:6443"));
+    }
+
+    #[test]
+    fn a_listener_on_all_addresses_owns_this_machine_s() {
+        for any in ["0.0.0.0:6443", "[::]:6443"] {
+            assert!(own(any, "127.0.0.1:6443"), "{any}");
+            assert!(own(any, "127.1.2.3:6443"), "{any}");
+            assert!(!own(any, "127.0.0.1:6444"), "{any}");
+            assert!(!own(any, "192.0.2.1:6443"), "of nobody: {any}");
         }
     }
 }

@@ -26,7 +26,6 @@ pub(crate) mod http2_lease;
 pub(crate) mod lease;
 pub(crate) mod metrics;
 pub(crate) mod pool_limits;
-pub(crate) mod retry_budget;
 mod shared_connections;
 pub(crate) mod stream_guard;
 mod wait_queue;

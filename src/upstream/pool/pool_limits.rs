@@ -1,8 +1,8 @@
-//! The settings of pools that a reload changes, and the rate at which a pool opens HTTP/1.1
-//! connections for reads.
+//! The settings of pools that a reload changes, the rate at which a pool opens HTTP/1.1 connections
+//! for reads, and the budget of retries.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use clap::ValueEnum;
@@ -122,6 +122,44 @@ impl Drop for OpeningRead {
     }
 }
 
+/// The cost of a retry, in deposits of one request each.
+const RETRY_COST: u32 = 10;
+
+/// The largest balance: a hundred retries, as needed when the peer closes a connection with all
+/// streams in use.
+const MAX_BALANCE: u32 = 100 * RETRY_COST;
+
+/// One retry for ten requests: sending requests three times does not help an upstream that refuses
+/// streams because it is overloaded. Filled by requests, spent by retries; full at the start.
+#[derive(Debug)]
+pub(crate) struct RetryBudget(AtomicU32);
+
+impl Default for RetryBudget {
+    fn default() -> Self {
+        Self(AtomicU32::new(MAX_BALANCE))
+    }
+}
+
+impl RetryBudget {
+    /// Records that a request is sent.
+    pub(crate) fn deposit(&self) {
+        // Relaxed: a sum, which orders nothing else. The load comes first because the budget is
+        // nearly always full.
+        if self.0.load(Ordering::Relaxed) < MAX_BALANCE {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a request may be retried.
+    pub(crate) fn try_withdraw(&self) -> bool {
+        self.0
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |saved| {
+                saved.checked_sub(RETRY_COST)
+            })
+            .is_ok()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -160,5 +198,27 @@ mod tests {
             assert_eq!(limits.protocol(), protocol);
         }
         assert_eq!(limits.max_http2_connections(), 3);
+    }
+
+    #[test]
+    fn one_of_ten_requests_is_retried_once_the_balance_is_spent() {
+        let budget = RetryBudget::default();
+        let saved = (0..1000).filter(|_| budget.try_withdraw()).count();
+        assert_eq!(saved, 100);
+        let mut again = 0;
+        for _ in 0..1000 {
+            budget.deposit();
+            again += u32::from(budget.try_withdraw());
+        }
+        assert_eq!(again, 100);
+    }
+
+    #[test]
+    fn the_balance_is_at_most_a_hundred_retries() {
+        let budget = RetryBudget::default();
+        for _ in 0..100_000 {
+            budget.deposit();
+        }
+        assert!((0..1000).filter(|_| budget.try_withdraw()).count() <= 101);
     }
 }

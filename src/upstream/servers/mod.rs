@@ -16,7 +16,6 @@ pub(crate) mod api_server;
 pub(crate) mod balancer;
 pub(crate) mod health;
 pub(crate) mod metrics;
-mod own_address;
 mod readiness_gate;
 mod recovery;
 pub(crate) mod resolver;

@@ -15,6 +15,7 @@ use tracing::{error, info, warn};
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::front_proxy_trust::FrontProxyTrust;
+use crate::upstream::loop_detection::{is_local_address, is_own_address};
 use crate::upstream::requester::SlotHolder;
 use crate::upstream::servers::answer_times::RECENT_ANSWER;
 use crate::upstream::servers::api_server::{ApiServer, ServerOrigin};
@@ -26,7 +27,7 @@ use crate::upstream::servers::health::{
 use crate::upstream::servers::metrics::UpstreamServerMetrics;
 use crate::upstream::servers::recovery::Recovery;
 use crate::upstream::servers::sources::{FormerSource, MAX_ADDRESSES, Sources, UpstreamTls};
-use crate::upstream::servers::{balancer, health, own_address, sources};
+use crate::upstream::servers::{balancer, health, sources};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 
@@ -283,7 +284,7 @@ impl ServerSet {
     /// Whether the API servers are on this machine: no address of theirs stands for several.
     pub(crate) fn are_local(&self) -> bool {
         let servers = &self.list().servers;
-        let is_local = |socket: SocketAddr| own_address::is_local(socket.ip().to_canonical());
+        let is_local = |socket: SocketAddr| is_local_address(socket.ip().to_canonical());
         servers
             .iter()
             .all(|server| sources::socket_of(server.address()).is_some_and(is_local))
@@ -755,7 +756,7 @@ fn refuse_own(server: &ApiServer, listener: Option<SocketAddr>) {
     let socket = sources::socket_of(server.address());
     let is_own = listener
         .zip(socket)
-        .is_some_and(|(listener, socket)| own_address::is_own(listener, socket));
+        .is_some_and(|(listener, socket)| is_own_address(listener, socket));
     if is_own && server.availability() != Availability::Refused {
         server.refuse(WeirServer::OwnAddress);
         log_change(server, Some(&HealthChange::Refused(WeirServer::OwnAddress)));
