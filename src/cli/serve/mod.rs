@@ -5,7 +5,6 @@ mod handover;
 mod reload;
 mod restart;
 mod systemd;
-mod watchdog;
 
 use std::io;
 use std::process::ExitCode;
@@ -97,7 +96,7 @@ fn serve(
             summary.log(addresses);
             Predecessor::confirm(predecessor, &parts).await;
             notifier.ready(SERVING);
-            watchdog::start(&notifier, &parts);
+            systemd::start_watchdog(&notifier, &parts);
             let handover = HandoverTask::new(handovers, parts, notifier.clone());
             let stop = async {
                 tokio::select! {

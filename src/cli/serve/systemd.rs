@@ -1,4 +1,5 @@
-//! The protocols of systemd: state notifications, the watchdog and socket activation.
+//! The protocols of systemd: state notifications, the watchdog and socket activation. The watchdog is
+//! notified only while every worker and the runtime of the command serve.
 //!
 //! `sd_notify(3)` is a datagram of assignments to the socket that `NOTIFY_SOCKET` names. Without that
 //! variable nothing is sent.
@@ -13,10 +14,17 @@ use std::{env, io, process};
 
 use listenfd::ListenFd;
 use rustix::time::{ClockId, clock_gettime};
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
+
+use crate::app::HandoverParts;
 
 /// The status of a process that serves.
 pub(crate) const SERVING: &str = "serving";
+
+/// How often the workers are looked at within the time of the watchdog. It is notified as soon as
+/// all of them have worked since the last time.
+const WATCHDOG_CHECKS: u32 = 4;
 
 /// Sends states to the service manager, if there is one.
 #[derive(Clone, Debug, Default)]
@@ -102,10 +110,38 @@ fn monotonic_micros() -> i64 {
     now.tv_sec * 1_000_000 + now.tv_nsec / 1000
 }
 
+/// Notifies the watchdog for as long as the runtime runs, if the service manager expects it.
+pub(super) fn start_watchdog(notifier: &Notifier, parts: &HandoverParts) {
+    if let Some(limit) = watchdog_timeout() {
+        drop(tokio::spawn(run_watchdog(
+            limit,
+            notifier.clone(),
+            parts.clone(),
+        )));
+    }
+}
+
+async fn run_watchdog(limit: Duration, notifier: Notifier, parts: HandoverParts) {
+    let mut checks = interval(limit / WATCHDOG_CHECKS);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last = parts.heartbeats();
+    loop {
+        checks.tick().await;
+        let now = parts.heartbeats();
+        if all_advanced(&last, &now) {
+            notifier.watchdog();
+            last = now;
+        }
+    }
+}
+
+fn all_advanced(last: &[u64], now: &[u64]) -> bool {
+    last.iter().zip(now).all(|(last, now)| last != now)
+}
+
 /// The time within which the service manager expects [`Notifier::watchdog`] again. `None` if it
 /// expects none of this process.
-#[must_use]
-pub(crate) fn watchdog_timeout() -> Option<Duration> {
+fn watchdog_timeout() -> Option<Duration> {
     let variable = |name| env::var(name).ok();
     parse_watchdog(
         variable("WATCHDOG_USEC").as_deref(),
@@ -211,5 +247,11 @@ mod tests {
         ] {
             assert_eq!(of(micros, pid), None, "{micros:?} {pid:?}");
         }
+    }
+
+    #[test]
+    fn a_worker_that_stands_still_stops_the_watchdogs_notifications() {
+        assert!(all_advanced(&[1, 7], &[2, 8]));
+        assert!(!all_advanced(&[1, 7], &[2, 7]));
     }
 }

@@ -20,10 +20,9 @@
 
 pub(crate) mod outcome_counts;
 pub(crate) mod sources;
-mod view_channels;
 
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +35,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::observe::status::sources::{StatusSources, unix_ms};
-use crate::observe::status::view_channels::ViewChannels;
 use crate::replicas::coordinator::{Replicas, SnapshotOfPeer};
 use crate::replicas::peers::frame_kind::{MAX_SNAPSHOT_BYTES, SNAPSHOT_FRAME_OVERHEAD};
 use crate::replicas::peers::snapshots::SnapshotSource;
@@ -91,6 +89,13 @@ pub(crate) struct StatusFeed {
     events: watch::Sender<Bytes>,
     subscribers: Arc<Semaphore>,
 }
+
+/// The event streams of replicas' views: one channel for all replicas, and one for each that is
+/// picked out, while there are subscribers.
+///
+/// The channels have the last event of each view. Locked to add, remove or find a channel only.
+#[derive(Debug, Default)]
+struct ViewChannels(Mutex<BTreeMap<String, watch::Sender<Bytes>>>);
 
 impl StatusFeed {
     /// Creates a feed with an empty history.
@@ -369,6 +374,28 @@ fn json_text(data: &impl Serialize) -> String {
     escape_json(&text).into_owned()
 }
 
+impl ViewChannels {
+    /// Subscribes to a view. The caller bounds the number of subscribers.
+    fn subscribe(&self, chosen: &str) -> watch::Receiver<Bytes> {
+        let mut channels = self.0.lock();
+        channels.entry(chosen.to_owned()).or_default().subscribe()
+    }
+
+    /// The views with subscribers. The others are removed.
+    fn subscribed(&self) -> Vec<String> {
+        let mut channels = self.0.lock();
+        channels.retain(|_, channel| channel.receiver_count() > 0);
+        channels.keys().cloned().collect()
+    }
+
+    /// Sends an event to the subscribers of a view.
+    fn send(&self, chosen: &str, event: Bytes) {
+        if let Some(channel) = self.0.lock().get(chosen) {
+            channel.send_replace(event);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
@@ -436,5 +463,21 @@ mod tests {
         let text = std::str::from_utf8(&text).unwrap();
         assert_eq!(text.lines().count(), 3, "{text:?}");
         assert!(text.starts_with("event: snapshot\ndata: \"two\\nlines") && text.ends_with("\n\n"));
+    }
+
+    #[test]
+    fn a_view_has_a_channel_while_it_has_subscribers() {
+        let channels = ViewChannels::default();
+        let (mut all, mut one) = (channels.subscribe("all"), channels.subscribe("one"));
+        assert_eq!(channels.subscribed(), ["all", "one"]);
+        channels.send("one", Bytes::from_static(b"event"));
+        assert_eq!(*one.borrow_and_update(), "event");
+        assert!(!all.has_changed().unwrap());
+        all.mark_unchanged();
+        drop(all);
+        assert_eq!(channels.subscribed(), ["one"]);
+        channels.send("all", Bytes::new()); // of no effect
+        drop(one);
+        assert!(channels.subscribed().is_empty());
     }
 }

@@ -8,10 +8,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::observe::logging::recording::gzip::{
+use crate::observe::logging::recording::line::{LinePseudonymizer, note_line};
+use crate::observe::logging::recording::sinks::{
     MEMBER_BYTES, gzip_member, is_gzip_name, max_member_bytes,
 };
-use crate::observe::logging::recording::line::{LinePseudonymizer, note_line};
 use weir_kubernetes::numeric::saturating_u64;
 
 /// Only the owner may read the record: it names users and their requests.

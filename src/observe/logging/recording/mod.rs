@@ -7,10 +7,9 @@
 //! the record or fails because of it. A record has neither bodies nor headers but the user agent;
 //! credentials in queries are redacted.
 
-pub(crate) mod gzip;
 pub(crate) mod line;
 pub(crate) mod pseudonyms;
-mod sinks;
+pub(crate) mod sinks;
 #[cfg(test)]
 mod tests;
 mod writer;
