@@ -258,7 +258,7 @@ mod tests {
             assert!(own(any, "127.0.0.1:6443"), "{any}");
             assert!(own(any, "127.1.2.3:6443"), "{any}");
             assert!(!own(any, "127.0.0.1:6444"), "{any}");
-            assert!(!own(any, "192.0.2.1:6443"), "of nobody: {any}");
+            assert!(!own(any, "192.0.2.1:6443"), "another machine's: {any}");
         }
     }
 }
