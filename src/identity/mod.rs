@@ -116,6 +116,19 @@ pub(crate) enum RequestCredential {
     UnverifiedToken,
 }
 
+impl RequestCredential {
+    /// Whether weir asserts the user to the upstream, in place of the credential.
+    pub(crate) const fn is_asserted(self) -> bool {
+        match self {
+            Self::Certificate | Self::FrontProxy => true,
+            Self::None
+            | Self::LocallyVerifiedToken
+            | Self::ReviewedToken
+            | Self::UnverifiedToken => false,
+        }
+    }
+}
+
 /// Why a request cannot be authenticated. The response is a 401.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthenticationError {
@@ -268,22 +281,14 @@ impl RequestAuthenticator {
         self.token_authenticator.accepted_tokens()
     }
 
-    /// Whether the API server has accepted the request's credential, or the user is authenticated by
-    /// a certificate or front proxy.
+    /// Whether the API server has accepted the request's credential, or weir asserts the user.
     #[must_use]
     pub(crate) fn is_verified(&self, authentication: &Authentication) -> bool {
-        match authentication.credential {
-            RequestCredential::Certificate | RequestCredential::FrontProxy => true,
-            RequestCredential::ReviewedToken
-            | RequestCredential::LocallyVerifiedToken
-            | RequestCredential::UnverifiedToken
-            | RequestCredential::None => {
-                let accepted = self.accepted_tokens();
-                authentication
-                    .token_hash
-                    .is_some_and(|token| accepted.contains(token))
-            }
-        }
+        let accepted = self.accepted_tokens();
+        authentication.credential.is_asserted()
+            || authentication
+                .token_hash
+                .is_some_and(|token| accepted.contains(token))
     }
 
     /// Whether the user of the request is known: the credential is

@@ -83,11 +83,7 @@ impl Pipeline {
                 .record_certificate_expiration(not_after.duration_since(wall).unwrap_or_default());
         }
         trace.record_user(&authentication.user, authentication.authenticated_at);
-        let is_asserted = matches!(
-            authentication.credential,
-            RequestCredential::Certificate | RequestCredential::FrontProxy
-        );
-        if is_asserted && !self.worker.upstream.can_assert() {
+        if authentication.credential.is_asserted() && !self.worker.upstream.can_assert() {
             return Err(RequestRejection::NoFrontProxyCertificate);
         }
         Ok(authentication)

@@ -3,7 +3,7 @@
 
 use http::{Method, StatusCode, request};
 
-use crate::identity::{Authentication, RequestCredential};
+use crate::identity::Authentication;
 use crate::pipeline::connection::peer::Peer;
 use crate::pipeline::dependencies::Pipeline;
 use crate::pipeline::reject::rejection::RequestRejection;
@@ -55,40 +55,25 @@ impl Pipeline {
             verified_token: auth.token_hash,
             ..AuthFeedback::default()
         };
-        let (request, feedback) = match auth.credential {
-            RequestCredential::Certificate | RequestCredential::FrontProxy
-                if self.worker.upstream.impersonates() =>
-            {
-                let own = self.worker.upstream.impersonation_credential()?;
-                let head = headers::impersonation_head(
-                    head,
-                    client,
-                    names,
-                    effective.for_upstream(auth),
-                    own,
-                )?;
-                (UpstreamRequest::Impersonating(head), feedback)
-            }
-            RequestCredential::Certificate | RequestCredential::FrontProxy => {
-                let head = headers::front_proxy_head(head, client, names, &auth.user)?;
-                let request = if auth.user.is_anonymous() {
-                    UpstreamRequest::FrontProxyAnonymous(head)
-                } else {
-                    UpstreamRequest::FrontProxy(head)
-                };
-                (request, feedback)
-            }
-            RequestCredential::ReviewedToken
-            | RequestCredential::LocallyVerifiedToken
-            | RequestCredential::UnverifiedToken
-            | RequestCredential::None => {
-                let request = if self.shared.authenticator.is_verified(auth) {
-                    UpstreamRequest::PassThrough(headers::pass_through_head(head, client, names))
-                } else {
-                    UpstreamRequest::Unverified(headers::unverified_head(head, client, names))
-                };
-                let feedback = AuthFeedback { token, ..feedback };
-                (request, feedback)
+        if !auth.credential.is_asserted() {
+            let request = if self.shared.authenticator.is_verified(auth) {
+                UpstreamRequest::PassThrough(headers::pass_through_head(head, client, names))
+            } else {
+                UpstreamRequest::Unverified(headers::unverified_head(head, client, names))
+            };
+            let feedback = AuthFeedback { token, ..feedback };
+            return Ok(OutgoingRequest { request, feedback });
+        }
+        let request = if self.worker.upstream.impersonates() {
+            let own = self.worker.upstream.impersonation_credential()?;
+            let user = effective.for_upstream(auth);
+            let head = headers::impersonation_head(head, client, names, user, own)?;
+            UpstreamRequest::Impersonating(head)
+        } else {
+            let head = headers::front_proxy_head(head, client, names, &auth.user)?;
+            match auth.user.is_anonymous() {
+                true => UpstreamRequest::FrontProxyAnonymous(head),
+                false => UpstreamRequest::FrontProxy(head),
             }
         };
         Ok(OutgoingRequest { request, feedback })
