@@ -301,8 +301,13 @@ peer_certificates() {
         -extfile "$WORK/peer.ext" -out "$WORK/peer.crt" 2>/dev/null
 }
 
-# metric NAME{LABELS}: the value of one series now.
+# metric NAME{LABELS}: the value of one series now. Nothing, if the reference of metrics has no such name.
 metric() {
+    local name=${1%%\{*}
+    if ! grep -qE "^\| \`(${name}|${name%_*})\` " docs/reference/metrics.md; then
+        echo "weir has no metric $name" >&2
+        return
+    fi
     curl -sS --max-time 10 "http://$ADMIN/metrics" | series "$1"
 }
 

@@ -459,9 +459,10 @@ impl Endpoints {
         }
     }
 
-    /// The value of a metric with these labels, as written in the exposition; 0 if it does not
-    /// exist.
+    /// The value of a metric with these labels, as written in the exposition; 0 if it has not been
+    /// counted yet. Fails if weir has no such metric, or one with other labels.
     pub(crate) async fn metric(&self, series: &str) -> f64 {
+        assert_known_series(series);
         let metrics = self.get_admin("/metrics").await;
         let value = metrics.text().lines().find_map(|line| {
             let rest = line.strip_prefix(series)?;
@@ -507,4 +508,20 @@ impl Endpoints {
             panic!("{series} should become {expected} and is {seen}: {like:#?}");
         }
     }
+}
+
+/// Fails if the reference of metrics, which is made from what weir registers, has no such series.
+fn assert_known_series(series: &str) {
+    let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+    // `a="1",b="2"}`: each second part is a value.
+    let keys = labels.split('"').step_by(2);
+    let keys = keys.map(|key| key.trim_matches([',', '=', '}']));
+    let keys: Vec<_> = keys.filter(|key| !key.is_empty() && *key != "le").collect();
+    let family = ["_bucket", "_sum", "_count"];
+    let family = family.iter().find_map(|part| name.strip_suffix(part));
+    let listed = [Some(name), family].into_iter().flatten().any(|name| {
+        let row = format!("| `{name}` | {} |", keys.join(", "));
+        include_str!("../../../docs/reference/metrics.md").contains(&row)
+    });
+    assert!(listed, "weir has no metric {name} with the labels {keys:?}");
 }
