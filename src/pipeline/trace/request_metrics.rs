@@ -204,7 +204,7 @@ pub(crate) fn limit_rejections(registry: &Registry) -> IntCounter {
 fn dropped_counters(registry: &Registry) -> [(RequestKind, IntCounter); 2] {
     let dropped = registry.counters(
         "apiserver_dropped_requests_total",
-        "Requests rejected with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
+        "Requests that weir rejected with 429, by any of its limits. An extra: kube-apiserver, which counted those over its max-in-flight limits, dropped this metric in 1.25.",
         &["request_kind"],
     );
     RequestKind::ALL.map(|kind| (kind, dropped.with_label_values(&[kind.label()])))
