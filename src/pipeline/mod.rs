@@ -46,6 +46,7 @@ use crate::upstream::body::client_body::ClientBody;
 use crate::upstream::loop_detection;
 use weir_base::clock::Clock;
 use weir_io::in_place;
+use weir_io::pauses::ServerLoad;
 use weir_limits::AdmissionAttributes;
 use weir_limits::RequestSource;
 use weir_tokens::bearer::has_websocket_token;
@@ -248,5 +249,10 @@ impl Pipeline {
     /// Closes connections to the API server that have been idle for 45 s.
     pub(crate) fn close_idle(&self, now: Instant) {
         self.worker.upstream.close_idle(now);
+    }
+
+    /// What the API servers have to do now.
+    pub(crate) fn upstream_load(&self) -> ServerLoad {
+        self.worker.upstream.load()
     }
 }

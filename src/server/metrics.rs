@@ -32,6 +32,7 @@ pub struct ServerMetrics {
     pub(super) panics: IntCounter,
     pub(super) worker_tasks: IntGaugeVec,
     pub(super) worker_busy_seconds: CounterVec,
+    pub(super) worker_pause_seconds: CounterVec,
 }
 
 impl ServerMetrics {
@@ -91,6 +92,11 @@ impl ServerMetrics {
             worker_busy_seconds: registry.seconds_counters(
                 "weir_worker_busy_seconds_total",
                 "Time in which each worker had something to do, in seconds: at one second a second it can do no more.",
+                &["worker"],
+            ),
+            worker_pause_seconds: registry.seconds_counters(
+                "weir_worker_pause_seconds_total",
+                "Time in which each worker paused, in seconds: it has to wait for cores, and does more at once when it is woken less often.",
                 &["worker"],
             ),
         }

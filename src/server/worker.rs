@@ -36,6 +36,7 @@ use crate::server::pending_handshakes::PendingHandshakeGuard;
 use crate::upstream::forward::server_probes::PROBE_INTERVAL;
 use weir_base::clock::Clock;
 use weir_base::drain::DrainGuard;
+use weir_io::pauses::{CpuTimes, Pauses};
 use weir_kubernetes::numeric::saturating_i64;
 
 /// The interval at which idle upstream connections are checked: that of the probes of `/readyz`,
@@ -72,13 +73,14 @@ impl Worker {
     /// # Errors
     /// The system provides no thread or no runtime.
     pub(crate) fn start(number: usize, context: Arc<ConnectionContext>) -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let pauses = Pauses::default();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        pauses.apply_to(&mut runtime);
+        let runtime = runtime.enable_all().build()?;
         let (connections, accepted) = mpsc::unbounded_channel();
         let thread = thread::Builder::new()
             .name(format!("weir-worker-{number}"))
-            .spawn(move || runtime.block_on(run_worker(number, accepted, context)))?;
+            .spawn(move || runtime.block_on(run_worker(number, pauses, accepted, context)))?;
         Ok(Self {
             connections,
             load: Arc::new(()),
@@ -116,10 +118,11 @@ impl Worker {
 /// connections that are left.
 async fn run_worker(
     number: usize,
+    pauses: Pauses,
     mut accepted: mpsc::UnboundedReceiver<(AcceptedConnection, Arc<()>)>,
     context: Arc<ConnectionContext>,
 ) {
-    tokio::spawn(run_maintenance(number, Arc::clone(&context)));
+    tokio::spawn(run_maintenance(number, pauses, Arc::clone(&context)));
     tokio::spawn(context.pipeline.load().announce_levers());
     while let Some((accepted, load)) = accepted.recv().await {
         let AcceptedConnection {
@@ -147,12 +150,16 @@ async fn run_worker(
     }
 }
 
-async fn run_maintenance(number: usize, context: Arc<ConnectionContext>) {
+async fn run_maintenance(number: usize, mut pauses: Pauses, context: Arc<ConnectionContext>) {
     let number = number.to_string();
     let tasks = context.metrics.worker_tasks.with_label_values(&[&number]);
     let busy = context
         .metrics
         .worker_busy_seconds
+        .with_label_values(&[&number]);
+    let paused = context
+        .metrics
+        .worker_pause_seconds
         .with_label_values(&[&number]);
     let runtime = Handle::current().metrics();
     let mut maintenance = tokio::time::interval(SCAN_INTERVAL);
@@ -167,6 +174,9 @@ async fn run_maintenance(number: usize, context: Arc<ConnectionContext>) {
                 tasks.set(saturating_i64(runtime.num_alive_tasks()));
                 let total = runtime.worker_total_busy_duration(0).as_secs_f64();
                 busy.inc_by((total - busy.get()).max(0.0));
+                let load = context.pipeline.load().upstream_load();
+                pauses.adjust(Clock.now(), CpuTimes::of_this_thread(), load);
+                paused.inc_by((pauses.total().as_secs_f64() - paused.get()).max(0.0));
             }
             _ = close_idle.tick() => context.pipeline.load().close_idle(Clock.now()),
         }

@@ -47,6 +47,7 @@ use crate::upstream::servers::server_set::ServerSet;
 use crate::upstream::servers::sources::UpstreamTls;
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
+use weir_io::pauses::ServerLoad;
 use weir_x509::CertificatePool;
 
 pub(crate) use connection::error::ForwardError;
@@ -411,6 +412,11 @@ impl Upstream {
             return Err(ForwardError::OwnCredentialRejected);
         }
         Ok(response)
+    }
+
+    /// What the API servers have to do now.
+    pub(crate) fn load(&self) -> ServerLoad {
+        self.servers.load()
     }
 
     /// Closes connections that have been idle for 45 s.

@@ -7,6 +7,7 @@
 //!   HTTP library takes from a body before it writes. [`written_first`]: an error waits for the bytes
 //!   before it.
 //! - [`frame_scanner`]: the frames of HTTP/2 as they are read. [`goaway`]: the last one that is written.
+//! - [`pauses`]: a thread that has to wait for a core looks less often for what has arrived.
 //! - [`in_place`]: boxes whose values are made where they stay. [`rare_events`]: a future that is polled
 //!   only when it was woken.
 
@@ -22,6 +23,7 @@ pub mod frame_scanner;
 pub mod goaway;
 pub mod in_place;
 pub mod not_tls;
+pub mod pauses;
 pub mod proxy_protocol;
 pub mod rare_events;
 pub mod staged_close;

@@ -30,6 +30,7 @@ use crate::upstream::servers::sources::{FormerSource, MAX_ADDRESSES, Sources, Up
 use crate::upstream::servers::{balancer, health, sources};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
+use weir_io::pauses::ServerLoad;
 
 /// A server that answers nothing for this long gets no request while another one answers, and a
 /// probe.
@@ -161,6 +162,19 @@ impl ServerSet {
         let servers = list.servers.iter();
         let servers = servers.filter(|server| !server.is_own() && !server.is_removed());
         servers.cloned().collect()
+    }
+
+    /// What all servers have to do now.
+    pub(crate) fn load(&self) -> ServerLoad {
+        let list = self.list();
+        let each = list.servers.iter().map(|server| ServerLoad {
+            in_flight: server.in_flight(false),
+            requests: server.requests(),
+        });
+        each.fold(ServerLoad::default(), |sum, one| ServerLoad {
+            in_flight: sum.in_flight + one.in_flight,
+            requests: sum.requests.wrapping_add(one.requests),
+        })
     }
 
     /// Whether a server has passed its last probe, or needs none.
