@@ -14,6 +14,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::SystemTime;
 
 use clap::{Command, CommandFactory};
 use weir::cli::commands::Cli;
@@ -38,6 +39,7 @@ use weir::limits::watch_starts::{MAX_STARTING, WatchStarts};
 use weir::observe::alarm_board::AlarmMetric;
 use weir::observe::info_metrics::InfoMetrics;
 use weir::observe::logging::non_blocking::DroppedLineCounter;
+use weir::observe::readiness::config_status::ConfigStatus;
 use weir::observe::readiness::front_proxy::FrontProxyHealth;
 use weir::observe::spans;
 use weir::pipeline::connection::head_budget::{HEAD_BUDGET, HeadBudget};
@@ -598,6 +600,7 @@ fn the_metrics_page_matches_the_program() {
     let _watch_starts = WatchStarts::new(&registry);
     let _lists = ListBytes::new(|| (1, 1), &registry);
     let _total = TotalMetrics::register(&registry);
+    let _config = ConfigStatus::register(&registry, SystemTime::UNIX_EPOCH);
     let _memory = MemoryLimit::new(0, &registry);
     let _shares = ConnectionShares::new(&registry);
     let _given_up = AbandonedRequests::register(&registry);

@@ -14,7 +14,7 @@ const MAX_ERRORS: usize = 20;
 
 /// Records the attempts to replace the configuration.
 #[derive(Debug)]
-pub(crate) struct ConfigStatus {
+pub struct ConfigStatus {
     /// Locked to read or change the snapshot only.
     snapshot: Mutex<ConfigReport>,
     generation: IntGauge,
@@ -26,7 +26,7 @@ pub(crate) struct ConfigStatus {
 impl ConfigStatus {
     /// Registers the metrics. The configuration of the start is in force since `started`.
     #[must_use]
-    pub(crate) fn register(registry: &Registry, started: SystemTime) -> Self {
+    pub fn register(registry: &Registry, started: SystemTime) -> Self {
         let status = Self {
             snapshot: Mutex::default(),
             generation: registry.gauge(

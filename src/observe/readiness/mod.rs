@@ -8,7 +8,7 @@
 //!
 //! Promises: reading the state never waits.
 
-pub(crate) mod config_status;
+pub mod config_status;
 pub mod front_proxy;
 
 use std::sync::Arc;
