@@ -365,6 +365,6 @@ async fn a_long_running_request_beyond_its_share_is_audited_with_that_limit() {
         event["annotations"]["weir/rejected-by"],
         "long-running-share"
     );
-    let failures = "weir_upstream_failures_total{cause=\"weir/long-running-share\",code=\"429\"}";
+    let failures = "weir_unanswered_requests_total{cause=\"weir/long-running-share\",code=\"429\"}";
     assert_eq!(weir.metric(failures).await, 0.0, "a limit of weir's own");
 }
