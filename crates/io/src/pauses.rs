@@ -29,8 +29,8 @@ const MAX_INTERVAL: Duration = Duration::from_millis(5);
 /// twentieth to a tenth of their requests by it.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
-/// With fewer requests in flight, no two of them arrive at once.
-const MIN_IN_FLIGHT: f64 = 8.0;
+/// With fewer requests in flight too few arrive at once: 16 connections gained nothing.
+const MIN_IN_FLIGHT: f64 = 32.0;
 
 /// The part of a new count of requests in flight that enters their average: bursts are no load.
 const NEW_PART: f64 = 0.25;
@@ -235,10 +235,10 @@ mod tests {
     #[test]
     fn it_does_not_pause_where_too_little_would_arrive_meanwhile() {
         for (sent, in_flight, why) in [
-            (750, 7.9, "few are in flight"),
+            (750, 31.9, "few are in flight"),
             (5_250, 64.0, "responses take 3 ms"),
-            (40, 20.0, "one in 6 ms"),
-            (0, 20.0, "none is sent"),
+            (40, 40.0, "one in 6 ms"),
+            (0, 40.0, "none is sent"),
         ] {
             assert_eq!(interval_after(13, sent, in_flight), Duration::ZERO, "{why}");
         }
