@@ -303,8 +303,9 @@ peer_certificates() {
 
 # metric NAME{LABELS}: the value of one series now. Nothing, if the reference of metrics has no such name.
 metric() {
-    local name=${1%%\{*}
-    if ! grep -qE "^\| \`(${name}|${name%_*})\` " docs/reference/metrics.md; then
+    local name=${1%%\{*} family
+    family=$(sed -E 's/_(bucket|sum|count)$//' <<<"$name")
+    if ! grep -qE "^\| \`($name|$family)\` " "$ROOT/docs/reference/metrics.md"; then
         echo "weir has no metric $name" >&2
         return
     fi

@@ -25,11 +25,11 @@ const RESPONSE_TIME_DIVISOR: u32 = 10;
 /// Events of watches wait for pauses as well, and longer ones gained nothing more.
 const MAX_INTERVAL: Duration = Duration::from_millis(5);
 
-/// In a shorter one too little arrives: 16 connections that never wait, and hot loops, lost a
-/// twentieth to a tenth of their requests by it.
+/// In a shorter one too little arrives: hot loops lost up to a tenth of their requests by 0.3 ms.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
-/// With fewer requests in flight too few arrive at once: 16 connections gained nothing.
+/// With fewer requests in flight too few arrive at once: whether 16 connections gained differed from run
+/// to run.
 const MIN_IN_FLIGHT: f64 = 32.0;
 
 /// The part of a new count of requests in flight that enters their average: bursts are no load.
