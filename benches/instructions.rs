@@ -39,7 +39,7 @@ use hyper_util::rt::TokioIo;
 use tokio::runtime::Runtime;
 use weir::flowcontrol::controller::{Controller, ControllerConfig, Enforcement, RequestTimes};
 use weir::identity::tokens::TokenConfig;
-use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile};
+use weir::identity::{LocalAuthenticators, RequestAuthenticator, TokenAuthenticator};
 use weir::limits::abandoned_backlog::AbandonedBacklog;
 use weir::limits::levers::Levers;
 use weir::limits::list_bytes::ListBytes;
@@ -237,7 +237,7 @@ fn token_config() -> TokenConfig {
 
 fn shared(admission: Admission, registry: &Registry) -> SharedDependencies {
     let tokens = TokenAuthenticator::new(token_config(), registry);
-    let authenticator = RequestAuthenticator::new(None, None, TokenFile::default(), tokens);
+    let authenticator = RequestAuthenticator::new(LocalAuthenticators::default(), tokens);
     let rates = RateLimitsConfig {
         events: None,
         clients: Vec::new(),

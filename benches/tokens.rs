@@ -21,7 +21,9 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use weir::identity::review_queue::fair_queue::ClientSource;
 use weir::identity::transport::{ApiTransport, RemoteFuture, RemoteRequest, RemoteResponse};
-use weir::identity::{ClientContext, RequestAuthenticator, TokenAuthenticator, TokenFile, tokens};
+use weir::identity::{
+    ClientContext, LocalAuthenticators, RequestAuthenticator, TokenAuthenticator, TokenFile, tokens,
+};
 use weir_base::clock::Clock;
 use weir_base::metrics::Registry;
 
@@ -63,7 +65,11 @@ fn cached_tokens(criterion: &mut Criterion) {
     let tokens = TokenAuthenticator::new(config, &Registry::new());
     runtime.spawn(Arc::clone(&tokens).run());
     let file = TokenFile::parse("in-the-file,bob,u-bob,dev\n").unwrap();
-    let identity = RequestAuthenticator::new(None, None, file, tokens).unwrap();
+    let local = LocalAuthenticators {
+        token_file: file,
+        ..LocalAuthenticators::default()
+    };
+    let identity = RequestAuthenticator::new(local, tokens).unwrap();
     let unverified = OnceLock::new();
     let client = ClientContext {
         certificate: None,

@@ -12,11 +12,11 @@ use crate::identity::tokens::ServiceAccountKeys;
 use crate::identity::tokens::key_source::{KeyProvider, KeySource};
 use crate::identity::transport::{ApiTransport, UrlFetcher};
 use crate::identity::{
-    CertificateVerifier, FrontProxyAuthenticator, ImpersonationAuthorizer, RequestAuthenticator,
-    TokenAuthenticator, TokenFile, tokens,
+    CertificateVerifier, FrontProxyAuthenticator, ImpersonationAuthorizer, LocalAuthenticators,
+    RequestAuthenticator, TokenAuthenticator, tokens,
 };
+use crate::upstream;
 use crate::upstream::forward::external_client::ExternalClient;
-use crate::{config, upstream};
 use weir_base::metrics::Registry;
 use weir_tokens::hash::TokenHasher;
 use weir_tokens::jwt::JwtIssuer;
@@ -34,9 +34,7 @@ pub(super) struct AuthComponents {
 
 /// The settings of authentication, valid and not in force yet.
 pub(super) struct PreparedAuth {
-    front_proxies: Option<FrontProxyAuthenticator>,
-    certificates: Option<CertificateVerifier>,
-    token_file: TokenFile,
+    local: LocalAuthenticators,
     token_hasher: Arc<TokenHasher>,
     tokens: tokens::TokenConfig,
     identity_headers: Arc<IdentityHeaders>,
@@ -58,33 +56,10 @@ impl PreparedAuth {
             api_server: permanent.own_calls.api_server(config),
             upstream_metrics: &permanent.upstream_metrics,
         };
-        let config::IdentityConfig {
-            client_ca,
-            tokens: token_file,
-            headers,
-            front_proxies,
-            verification,
-            impersonation,
-        } = config.identity.clone();
-        let identity_headers = Arc::new(headers);
-        let verifier = |flag: &'static str, roots: CertificatePool| {
-            CertificateVerifier::new(roots, Arc::clone(&config.crypto_provider))
-                .map_err(|why| StartError::new(flag, why))
-        };
-        let certificates = client_ca
-            .map(|roots| verifier("--client-ca-file", roots))
-            .transpose()?;
-        let front_proxies = front_proxies
-            .map(|config::FrontProxyConfig { ca, allowed_names }| {
-                let authority = verifier("--requestheader-client-ca-file", ca)?;
-                let headers = Arc::clone(&identity_headers);
-                Ok(FrontProxyAuthenticator::new(
-                    authority,
-                    allowed_names,
-                    headers,
-                ))
-            })
-            .transpose()?;
+        let identity = &config.identity;
+        let identity_headers = Arc::new(identity.headers.clone());
+        let local = local_authenticators(config, &identity_headers)?;
+        let impersonation = identity.impersonation;
         let api_server = dependencies.api_server.clone();
         let access_reviews = api_server
             .filter(|_| impersonation.classify || config.assert_by_impersonation)
@@ -108,11 +83,9 @@ impl PreparedAuth {
             }
         };
         Ok(Self {
-            front_proxies,
-            certificates,
-            token_file,
+            local,
             token_hasher,
-            tokens: token_config(verification, dependencies),
+            tokens: token_config(identity.verification.clone(), dependencies),
             registry: permanent.registry.clone(),
             identity_headers,
             impersonation_authorizer: in_use,
@@ -139,10 +112,9 @@ impl AuthComponents {
             }
         };
         let authenticator = RequestAuthenticator::build(
-            prepared.front_proxies,
-            prepared.certificates,
-            prepared.token_file,
-            (tokens, prepared.token_hasher),
+            prepared.local,
+            tokens,
+            prepared.token_hasher,
             earlier.map(|earlier| &*earlier.authenticator),
         );
         let authorizer = earlier.and_then(|earlier| earlier.authorizer.as_ref());
@@ -160,6 +132,35 @@ impl AuthComponents {
             identity_headers: prepared.identity_headers,
         }
     }
+}
+
+fn local_authenticators(
+    config: &Config,
+    headers: &Arc<IdentityHeaders>,
+) -> Result<LocalAuthenticators, StartError> {
+    let identity = &config.identity;
+    let verifier = |flag: &'static str, roots: &CertificatePool| {
+        CertificateVerifier::new(roots.clone(), Arc::clone(&config.crypto_provider))
+            .map_err(|why| StartError::new(flag, why))
+    };
+    let certificates = identity
+        .client_ca
+        .as_ref()
+        .map(|roots| verifier("--client-ca-file", roots));
+    let front_proxies = identity.front_proxies.as_ref().map(|settings| {
+        let authority = verifier("--requestheader-client-ca-file", &settings.ca)?;
+        let names = settings.allowed_names.clone();
+        Ok(FrontProxyAuthenticator::new(
+            authority,
+            names,
+            Arc::clone(headers),
+        ))
+    });
+    Ok(LocalAuthenticators {
+        front_proxies: front_proxies.transpose()?,
+        certificates: certificates.transpose()?,
+        token_file: identity.tokens.clone(),
+    })
 }
 
 /// What the settings of tokens are resolved with.

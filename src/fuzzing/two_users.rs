@@ -47,7 +47,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::flowcontrol::controller::{Controller, ControllerConfig, Enforcement};
 use crate::identity::client_certificate::{CertificateVerifier, PeerCertificate};
 use crate::identity::tokens::TokenConfig;
-use crate::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile};
+use crate::identity::{LocalAuthenticators, RequestAuthenticator, TokenAuthenticator};
 use crate::limits::Admission;
 use crate::limits::abandoned_backlog::AbandonedBacklog;
 use crate::limits::levers::Levers;
@@ -564,8 +564,11 @@ fn shared(
         cache_ttl: Duration::from_secs(120),
     };
     let tokens = TokenAuthenticator::new(tokens, registry);
-    let authenticator =
-        RequestAuthenticator::new(None, Some(verifier), TokenFile::default(), tokens);
+    let local = LocalAuthenticators {
+        certificates: Some(verifier),
+        ..LocalAuthenticators::default()
+    };
+    let authenticator = RequestAuthenticator::new(local, tokens);
     let rates = RateLimitsConfig {
         events: None,
         clients: Vec::new(),

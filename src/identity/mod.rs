@@ -64,6 +64,17 @@ pub struct RequestAuthenticator {
     anonymous: Arc<UserInfo>,
 }
 
+/// The authenticators that need no API server.
+#[derive(Debug, Default)]
+pub struct LocalAuthenticators {
+    /// `--requestheader-client-ca-file`.
+    pub front_proxies: Option<FrontProxyAuthenticator>,
+    /// `--client-ca-file`.
+    pub certificates: Option<CertificateVerifier>,
+    /// `--token-auth-file`.
+    pub token_file: TokenFile,
+}
+
 /// The user of a request and the credential that the request carried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authentication {
@@ -188,19 +199,11 @@ impl RequestAuthenticator {
     /// # Errors
     /// The system's random generator fails.
     pub fn new(
-        front_proxies: Option<FrontProxyAuthenticator>,
-        certificate_verifier: Option<CertificateVerifier>,
-        token_file: TokenFile,
+        local: LocalAuthenticators,
         token_authenticator: Arc<TokenAuthenticator>,
     ) -> Result<Self, String> {
-        let (hasher, tokens) = (Arc::new(TokenHasher::new()?), token_authenticator);
-        Ok(Self::build(
-            front_proxies,
-            certificate_verifier,
-            token_file,
-            (tokens, hasher),
-            None,
-        ))
+        let token_hasher = Arc::new(TokenHasher::new()?);
+        Ok(Self::build(local, token_authenticator, token_hasher, None))
     }
 
     /// Combines the authenticators, in place of `earlier`, with which it shares what verifies tokens
@@ -209,12 +212,16 @@ impl RequestAuthenticator {
     /// come to the new authenticator.
     #[must_use]
     pub(crate) fn build(
-        mut front_proxies: Option<FrontProxyAuthenticator>,
-        certificate_verifier: Option<CertificateVerifier>,
-        mut token_file: TokenFile,
-        (token_authenticator, token_hasher): (Arc<TokenAuthenticator>, Arc<TokenHasher>),
+        local: LocalAuthenticators,
+        token_authenticator: Arc<TokenAuthenticator>,
+        token_hasher: Arc<TokenHasher>,
         earlier: Option<&Self>,
     ) -> Self {
+        let LocalAuthenticators {
+            mut front_proxies,
+            certificates,
+            mut token_file,
+        } = local;
         token_file.hash_tokens(&token_hasher);
         let hashes = |file: &TokenFile| -> HashSet<TokenHash> { file.token_hashes().collect() };
         let before = earlier.map_or_else(HashSet::new, |earlier| hashes(&earlier.token_file));
@@ -226,7 +233,12 @@ impl RequestAuthenticator {
         before.difference(&now).for_each(|gone| record(gone, false));
         // Tokens of the token file count as accepted until the upstream answers 401.
         now.difference(&before).for_each(|new| record(new, true));
-        let trust = client_trust(front_proxies.as_ref(), certificate_verifier);
+        let trust = ClientTrust {
+            certificates: certificates.map(Arc::new),
+            front_proxies: front_proxies
+                .as_ref()
+                .map(|proxies| Arc::clone(&proxies.verifier)),
+        };
         let (trust, trust_publisher) = match earlier {
             None => {
                 let trust = Arc::new(trust);
@@ -490,16 +502,6 @@ impl RequestAuthenticator {
     pub(crate) fn record_unauthorized(&self, token_hash: TokenHash, now: Instant) {
         self.token_authenticator
             .record_unauthorized(token_hash, now);
-    }
-}
-
-fn client_trust(
-    front_proxies: Option<&FrontProxyAuthenticator>,
-    certificate_verifier: Option<CertificateVerifier>,
-) -> ClientTrust {
-    ClientTrust {
-        certificates: certificate_verifier.map(Arc::new),
-        front_proxies: front_proxies.map(|proxies| Arc::clone(&proxies.verifier)),
     }
 }
 

@@ -24,13 +24,15 @@ fn authenticator_with(accounts: Option<ServiceAccountKeys>) -> RequestAuthentica
         cache_ttl: Duration::from_secs(120),
     };
     let file = TokenFile::parse("secret,alice,u1,\"dev,ops\"\n").unwrap();
-    RequestAuthenticator::new(
-        None,
-        None,
-        file,
-        TokenAuthenticator::new(config, &Registry::new()),
-    )
-    .unwrap()
+    let tokens = TokenAuthenticator::new(config, &Registry::new());
+    RequestAuthenticator::new(with_tokens(file), tokens).unwrap()
+}
+
+fn with_tokens(token_file: TokenFile) -> LocalAuthenticators {
+    LocalAuthenticators {
+        token_file,
+        ..LocalAuthenticators::default()
+    }
 }
 
 async fn authenticate(identity: &RequestAuthenticator, headers: &HeaderMap) -> Authentication {
@@ -342,7 +344,7 @@ async fn a_token_in_a_websocket_subprotocol_is_read_too() {
 fn rebuilt(earlier: &RequestAuthenticator, file: TokenFile) -> RequestAuthenticator {
     let tokens = Arc::clone(earlier.token_authenticator());
     let hasher = Arc::clone(earlier.token_hasher());
-    RequestAuthenticator::build(None, None, file, (tokens, hasher), Some(earlier))
+    RequestAuthenticator::build(with_tokens(file), tokens, hasher, Some(earlier))
 }
 
 #[tokio::test]

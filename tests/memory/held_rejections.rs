@@ -25,7 +25,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use weir::flowcontrol::controller::RequestTimes;
-use weir::identity::{RequestAuthenticator, TokenAuthenticator, TokenFile, tokens};
+use weir::identity::{LocalAuthenticators, RequestAuthenticator, TokenAuthenticator, tokens};
 use weir::limits::abandoned_backlog::AbandonedBacklog;
 use weir::limits::levers::Levers;
 use weir::limits::list_bytes::ListBytes;
@@ -167,7 +167,7 @@ async fn full_pipeline() -> FullPipeline {
     ));
     let shared = SharedDependencies {
         authenticator: Arc::new(
-            RequestAuthenticator::new(None, None, TokenFile::default(), tokens).unwrap(),
+            RequestAuthenticator::new(LocalAuthenticators::default(), tokens).unwrap(),
         ),
         impersonation_authorizer: None,
         identity_headers: Arc::default(),
