@@ -201,6 +201,81 @@ async fn incomplete_heads_of_one_address_take_only_its_share_of_the_memory() {
     weir.wait_for_metric(RESERVED_METRIC, 0.0).await;
 }
 
+/// A GET with this many fields and a few more.
+fn get_with_fields(count: usize) -> Vec<u8> {
+    let get = TestRequest::get(LIST).header(ALICE.0, ALICE.1);
+    (0..count)
+        .fold(get, |request, n| request.header(&format!("x-{n}"), "v"))
+        .to_http1()
+}
+
+#[tokio::test]
+async fn a_head_of_many_fields_is_read_wherever_it_stands() {
+    let (weir, mut upstream) = with_short_header_timeout().await;
+    let counts = [0, 90, 150, 0, 1000];
+    for (pipelined, write) in [
+        (false, usize::MAX),
+        (false, 1000),
+        (true, usize::MAX),
+        (true, 1000),
+    ] {
+        let mut wire = weir.raw_http1().await;
+        if pipelined {
+            let all: Vec<u8> = counts.iter().flat_map(|n| get_with_fields(*n)).collect();
+            for part in all.chunks(write.min(all.len())) {
+                wire.send(part).await;
+            }
+        }
+        for count in counts {
+            if !pipelined {
+                let get = get_with_fields(count);
+                for part in get.chunks(write.min(get.len())) {
+                    wire.send(part).await;
+                }
+            }
+            let exchange = upstream.next_exchange().await;
+            let named = |n: &usize| exchange.request.headers.get(&format!("x-{n}")).is_some();
+            assert_eq!((0..=count).filter(named).count(), count);
+            exchange.respond(200, "{}").await;
+            assert_eq!(wire.read_response("GET").await.0.status, 200);
+        }
+    }
+    // With a body, whose connection serves the next request.
+    let mut wire = weir.raw_http1().await;
+    let post = (0..200)
+        .fold(TestRequest::post(LIST, "body"), |request, n| {
+            request.header(&format!("x-{n}"), "v")
+        })
+        .header(ALICE.0, ALICE.1);
+    for _ in 0..2 {
+        wire.send(post.to_http1()).await;
+        let mut exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.read_body().await, "body");
+        exchange.respond(201, "{}").await;
+        assert_eq!(wire.read_response("POST").await.0.status, 201);
+    }
+}
+
+#[tokio::test]
+async fn a_head_of_many_fields_that_does_not_end_is_a_408_and_one_of_too_many_a_431() {
+    let (weir, mut upstream) = with_short_header_timeout().await;
+    for (count, ends, status) in [(200, false, 408), (1200, true, 431)] {
+        let mut wire = weir.raw_http1().await;
+        let mut get = get_with_fields(count);
+        if !ends {
+            get.truncate(get.len() - 2);
+        }
+        wire.send(get).await;
+        let (head, body) = wire.read_response("GET").await;
+        assert_eq!(head.status, status);
+        let text = String::from_utf8_lossy(&body);
+        assert!(text.contains("\"kind\":\"Status\""), "{text}");
+        wire.reader.wait_for_close().await;
+    }
+    upstream.assert_no_request();
+    weir.wait_for_metric(RESERVED_METRIC, 0.0).await;
+}
+
 #[tokio::test]
 async fn an_http2_header_block_is_charged_for_its_decoded_size() {
     let upstream = FakeUpstream::start().await;

@@ -192,7 +192,7 @@ async fn every_request_that_ends_uses_http1_if_it_is_chosen() {
         assert_eq!(sent.1.connection.http, HttpVersion::Http1);
         finish(sent).await;
     }
-    assert_eq!(upstream.connection_count(), 1, "it is kept");
+    assert_eq!(upstream.connection_count(), 2, "one for reads, one for all");
     let watch = send(&mut client, &mut upstream, TestRequest::get(WATCH)).await;
     assert_eq!(watch.1.connection.http, HttpVersion::Http2);
     finish(watch).await;
@@ -222,4 +222,50 @@ async fn a_write_is_not_sent_again_if_the_server_closes_its_connection() {
     assert_eq!(response.status, 502);
     assert_eq!(response.kube_status().cause, "weir/upstream-reset");
     upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn a_response_of_many_fields_arrives_whatever_the_protocol_and_the_request() {
+    let warnings: Vec<(String, String)> = (0..1000)
+        .map(|n| ("warning".to_owned(), format!("299 - \"unknown field {n}\"")))
+        .collect();
+    let many: Vec<(&str, &str)> = warnings.iter().map(|(n, v)| (&**n, &**v)).collect();
+    for protocol in [
+        UpstreamProtocol::Auto,
+        UpstreamProtocol::Http1,
+        UpstreamProtocol::Http2,
+    ] {
+        for (method, target) in [
+            ("GET", LIST),
+            ("HEAD", LIST),
+            ("POST", LIST),
+            ("DELETE", LIST),
+            ("GET", WATCH),
+        ] {
+            let (weir, mut upstream) = start(protocol).await;
+            let mut client = weir.alice(HttpVersion::Http2);
+            let is_read = matches!(method, "GET" | "HEAD");
+            if protocol == UpstreamProtocol::Auto {
+                let read = read_over_http1(&mut client, &mut upstream).await;
+                finish(read).await;
+            }
+            let what = format!("{protocol:?} {method} {target}");
+            let request = TestRequest::new(method, target);
+            let (call, mut exchange) = send(&mut client, &mut upstream, request).await;
+            if is_read && exchange.connection.http == HttpVersion::Http1 {
+                let retries = weir.metric("weir_upstream_retries_total").await;
+                exchange.send_head(200, &many).await;
+                let again = upstream.next_exchange().await;
+                assert_ne!(again.connection.number, exchange.connection.number);
+                exchange = again;
+                let retried = weir.metric("weir_upstream_retries_total").await;
+                assert_eq!(retried, retries + 1.0, "{what}");
+            }
+            exchange.respond_with_headers(200, &many, "{}").await;
+            let response = call.response().await;
+            assert_eq!(response.status, 200, "{what}");
+            assert_eq!(response.headers.all("warning").len(), many.len(), "{what}");
+            upstream.assert_no_request();
+        }
+    }
 }

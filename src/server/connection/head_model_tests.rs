@@ -195,6 +195,7 @@ async fn serve_inspected(stream: Parts) -> (Vec<UnderstoodRequest>, End) {
         write_progress: WriteProgress::unobserved(),
         pacing: ReadPacing::default(),
         unparsed: bytes::Bytes::new(),
+        takes_many_fields: true,
         rejection_response: None,
         response_suppressed: false,
         _guard: (),

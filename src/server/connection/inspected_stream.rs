@@ -7,7 +7,8 @@
 //!
 //! The HTTP/1.1 library responds to a head that it cannot parse with a bare status line. The stream
 //! suppresses that response. weir's own is written when the library has returned the reason as the
-//! result of the connection.
+//! result of the connection. If the reason is that the head has more fields than usual, the library
+//! reads it once more, with a larger table.
 //!
 //! hyper cannot send GOAWAY with a reason (`abrupt_shutdown` of h2 is not reachable through it).
 //! The stream writes that frame behind what h2 has written, unless the client has stopped reading,
@@ -50,8 +51,10 @@ pub(crate) struct InspectedStream<S, H = (ConnectionGuard, GaugeGuard)> {
     pub(crate) unwritten_bytes: Arc<UnwrittenBytes>,
     pub(crate) write_progress: WriteProgress,
     pub(crate) pacing: ReadPacing,
-    /// What the library had read and not parsed when the connection came to rest; it reads it again.
+    /// What the library had read and not parsed; it reads it again.
     pub(crate) unparsed: Bytes,
+    /// Whether a head may have more fields than usual.
+    pub(crate) takes_many_fields: bool,
     /// The unwritten part of weir's response to a head that is incomplete or cannot be parsed.
     pub(crate) rejection_response: Option<Vec<u8>>,
     /// Whether the library's response to a head that it cannot parse was suppressed.
@@ -134,6 +137,19 @@ impl<S, H> InspectedStream<S, H> {
         self.rejection_response.is_some() || self.head_monitor.http1_has_body()
     }
 
+    /// Whether a head that is too large may be parsed again, with more fields. Nothing was written of
+    /// the library's response to it.
+    pub(crate) fn may_reread(&self) -> bool {
+        self.response_suppressed && !self.takes_many_fields && self.head_monitor.error().is_none()
+    }
+
+    /// Gives the library `head` once more, which may now have many fields.
+    pub(crate) fn reread(&mut self, head: Bytes) {
+        self.unparsed = head;
+        self.takes_many_fields = true;
+        self.response_suppressed = false;
+    }
+
     /// Whether this is the library's response to a head that it cannot parse. While the library
     /// waits for a head and nothing is unwritten, it writes nothing else.
     fn suppress_response(&mut self, written: &[u8]) -> bool {
@@ -188,7 +204,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for InspectedStream<
         }
         if !self.unparsed.is_empty() {
             let length = self.unparsed.len().min(buffer.remaining());
-            buffer.put_slice(&self.unparsed.split_to(length));
+            let again = self.unparsed.split_to(length);
+            self.head_monitor.http1_record_read(&again);
+            buffer.put_slice(&again);
             return Poll::Ready(Ok(()));
         }
         ready!(self.pacing.poll_ready(cx));

@@ -76,6 +76,7 @@ fn http1_stream<S>(stream: S) -> InspectedStream<S, ()> {
         write_progress: WriteProgress::unobserved(),
         pacing: ReadPacing::default(),
         unparsed: Bytes::new(),
+        takes_many_fields: false,
         rejection_response: None,
         response_suppressed: false,
         _guard: (),

@@ -97,7 +97,8 @@ const HANDSHAKE_PERMIT_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_HEADER_BYTES: u32 = 1 << 20;
 
 /// The most headers of an HTTP/1.1 request: a thousand `Impersonate-Group` and the usual ones.
-/// Upstream limits the bytes only.
+/// Upstream limits the bytes only. hyper allocates and fills a table of 70 KB for so many with each
+/// request, so a connection has it only after a head with more than fit hyper's default (100).
 const MAX_HTTP1_HEADERS: usize = 1100;
 
 /// The largest read buffer of an HTTP/1.1 connection in bytes: a request head must fit.
@@ -235,6 +236,7 @@ async fn accept(
             write_progress,
             pacing: ReadPacing::default(),
             unparsed: Bytes::new(),
+            takes_many_fields: false,
             rejection_response: None,
             response_suppressed: false,
             _guard: held,
@@ -375,8 +377,8 @@ async fn serve_http1(
     }
 }
 
-/// Serves requests until the connection ends or has been quiet for some seconds. Returns the stream of a
-/// quiet one.
+/// Serves requests until the connection ends, has been quiet for some seconds, or has a head with more
+/// fields than fit. Returns the stream in both other cases.
 async fn serve_until_quiet(
     stream: Http1Stream,
     client: &Arc<ClientConnection>,
@@ -399,11 +401,15 @@ async fn serve_until_quiet(
             ordered.map(|body| BackpressureBody::new(body, unwritten_bytes))
         })
     });
-    let mut connection = http1::Builder::new()
+    let mut builder = http1::Builder::new();
+    builder
         .timer(HeadTimer::new(head_monitor))
         .header_read_timeout(settings.serving.connections.request_header_timeout) // ignored by `HeadTimer`
-        .max_headers(MAX_HTTP1_HEADERS)
-        .max_buf_size(MAX_HTTP1_BUFFER)
+        .max_buf_size(MAX_HTTP1_BUFFER);
+    if stream.takes_many_fields {
+        builder.max_headers(MAX_HTTP1_HEADERS);
+    }
+    let mut connection = builder
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let end = pin!(async {
@@ -427,7 +433,8 @@ async fn serve_until_quiet(
             return Some(stream);
         }
     };
-    if matches!(first, FirstReady::Rare(ClientCloseReason::Drain)) {
+    let is_draining = matches!(first, FirstReady::Rare(ClientCloseReason::Drain));
+    if is_draining {
         Pin::new(&mut connection).graceful_shutdown();
         let violation = pin!(wait_for_http1_violation(peer, monitors));
         first = poll_with_rare_event(Pin::new(&mut connection), violation).await;
@@ -449,7 +456,16 @@ async fn serve_until_quiet(
             return None;
         }
     };
-    let stream = connection.into_parts().map(|parts| parts.io.into_inner());
+    let Some(parts) = connection.into_parts() else {
+        log_connection_error(peer, result);
+        return None;
+    };
+    let mut stream = parts.io.into_inner();
+    let is_too_large = result.as_ref().is_err_and(hyper::Error::is_parse_too_large);
+    if is_too_large && !is_draining && stream.may_reread() {
+        stream.reread(parts.read_buf);
+        return Some(stream);
+    }
     finish_http1(peer, context, result, stream).await;
     None
 }
@@ -480,21 +496,19 @@ async fn finish_http1(
     peer: &Peer,
     context: &ConnectionContext,
     result: Result<(), hyper::Error>,
-    stream: Option<Http1Stream>,
+    mut stream: Http1Stream,
 ) {
-    if let Some(mut stream) = stream {
-        if let Some(error) = stream.head_monitor.error() {
-            record_close(peer, context, ClientCloseReason::IncompleteHead(error));
-        } else if stream.response_suppressed
-            && let Err(why) = &result
-        {
-            let why = InvalidHead::from_parse_error(why.to_string());
-            let rejection = context.pipeline.load().reject_unparsed(peer, why);
-            let _ = timeout(LINGER_TIMEOUT, stream.reject(&rejection)).await;
-        }
-        if stream.may_have_unread() {
-            close_in_stages(stream).await;
-        }
+    if let Some(error) = stream.head_monitor.error() {
+        record_close(peer, context, ClientCloseReason::IncompleteHead(error));
+    } else if stream.response_suppressed
+        && let Err(why) = &result
+    {
+        let why = InvalidHead::from_parse_error(why.to_string());
+        let rejection = context.pipeline.load().reject_unparsed(peer, why);
+        let _ = timeout(LINGER_TIMEOUT, stream.reject(&rejection)).await;
+    }
+    if stream.may_have_unread() {
+        close_in_stages(stream).await;
     }
     log_connection_error(peer, result);
 }

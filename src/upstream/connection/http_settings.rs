@@ -13,8 +13,9 @@ use hyper::client::conn::http1;
 /// Most bytes of headers that kube-apiserver accepts and sends (Go's `http.DefaultMaxHeaderBytes`).
 const MAX_HEADER_LIST_SIZE: u32 = 1 << 20;
 
-/// Most headers in an HTTP/1.1 response. kube-apiserver bounds their bytes, not their number.
-const MAX_HTTP1_HEADERS: usize = 1024;
+/// Most fields of a head with [`MaxFields::Many`]. kube-apiserver bounds their bytes, not their
+/// number.
+const MANY_FIELDS: usize = 1024;
 
 /// Largest read buffer of an HTTP/1.1 connection: a head must fit.
 const MAX_HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
@@ -51,11 +52,25 @@ const SEND_BUFFER: usize = 256 << 10;
 /// either.
 const MAX_RESET_STREAMS: usize = 4096;
 
-pub(crate) fn http1_builder() -> http1::Builder {
+/// How many fields the head of a response may have on an HTTP/1.1 connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MaxFields {
+    /// 100, hyper's default: its table is on the stack. For reads, which can be sent again.
+    #[default]
+    Usual,
+    /// 1,024. hyper allocates and fills a table of 64 KB for each response.
+    Many,
+}
+
+pub(crate) fn http1_builder(max_fields: MaxFields) -> http1::Builder {
     let mut builder = http1::Builder::new();
-    builder
-        .max_headers(MAX_HTTP1_HEADERS)
-        .max_buf_size(MAX_HTTP1_BUFFER);
+    builder.max_buf_size(MAX_HTTP1_BUFFER);
+    match max_fields {
+        MaxFields::Usual => {}
+        MaxFields::Many => {
+            builder.max_headers(MANY_FIELDS);
+        }
+    }
     builder
 }
 

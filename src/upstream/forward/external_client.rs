@@ -12,6 +12,7 @@ use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
 use crate::upstream::connection::connector::Connector;
+use crate::upstream::connection::http_settings::MaxFields;
 use crate::upstream::forward::api_server_client::{collect_response, with_timeout};
 use crate::upstream::forward::send::{AttemptError, Outgoing, SendAttempt, SendContext};
 use crate::upstream::headers::auth_mode::External;
@@ -63,6 +64,7 @@ impl ExternalClient {
         };
         let attempt = SendAttempt {
             class: ConnectionClass::Shared,
+            max_fields: MaxFields::Many, // it is not sent again
             counted: None,
             patience: None,
         };

@@ -5,7 +5,8 @@
 //! that names an earlier stream) and its body is still in memory. [`ServerPools`] tries again. So it
 //! does with a read without a body, if an idle HTTP/1.1 connection ended without a byte of a
 //! response: the API server closed it as the request was sent. Go's client does the same
-//! (`net/http`, `persistConn.shouldRetryRequest`).
+//! (`net/http`, `persistConn.shouldRetryRequest`). And a read is sent again, where more fields fit,
+//! if its response has more of them than usual.
 //!
 //! [`ServerPools`]: crate::upstream::forward::server_pools::ServerPools
 //!
@@ -25,6 +26,7 @@ use tokio::time::timeout;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::error::ForwardError;
+use crate::upstream::connection::http_settings::MaxFields;
 use crate::upstream::connection::http2;
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
@@ -63,6 +65,8 @@ pub(crate) enum AttemptError<M> {
     ConnectionClosing(Box<Outgoing<M>>),
     /// The upstream cannot have executed the request. Returns it.
     NotExecuted(Box<Outgoing<M>>, ForwardError),
+    /// The response to a read has more fields than its connection takes. Returns the request.
+    ManyFields(Box<Outgoing<M>>, ForwardError),
     Final(ForwardError),
 }
 
@@ -79,9 +83,10 @@ impl<M: AuthMode> AttemptError<M> {
     pub(crate) fn into_error(self) -> ForwardError {
         match self {
             Self::ConnectionClosing(_) => ForwardError::Closed,
-            Self::NoConnection(_, error) | Self::NotExecuted(_, error) | Self::Final(error) => {
-                error
-            }
+            Self::NoConnection(_, error)
+            | Self::NotExecuted(_, error)
+            | Self::ManyFields(_, error)
+            | Self::Final(error) => error,
         }
     }
 }
@@ -89,6 +94,9 @@ impl<M: AuthMode> AttemptError<M> {
 /// How an attempt is made.
 pub(crate) struct SendAttempt {
     pub(crate) class: ConnectionClass,
+    /// The most fields in the head of a response to a read. Other requests take many, since they are
+    /// not sent again.
+    pub(crate) max_fields: MaxFields,
     /// Counts the request as in flight on its server.
     pub(crate) counted: Option<ServerRequest>,
     /// Longest wait for a connection, where another server can be tried.
@@ -110,13 +118,23 @@ impl<M: AuthMode> Pool<M> {
         Outgoing { head, body }: Outgoing<M>,
         SendAttempt {
             class,
+            max_fields,
             counted,
             patience,
         }: SendAttempt,
         context: &mut SendContext<'_>,
     ) -> Result<Response<ResponseBody>, AttemptError<M>> {
-        let repeatable = is_safe(head.method()) && body.is_end_stream();
-        let lease = self.lease(class, repeatable, context.requester);
+        let is_read = is_safe(head.method()) && body.is_end_stream();
+        let may_be_shared = matches!(
+            class,
+            ConnectionClass::Shared | ConnectionClass::SharedWatch
+        );
+        let max_fields = if is_read && may_be_shared {
+            max_fields
+        } else {
+            MaxFields::Many
+        };
+        let lease = self.lease(class, max_fields, context.requester);
         let lease = match patience {
             None => lease.await,
             Some(patience) => timeout(patience, lease)
@@ -141,8 +159,13 @@ impl<M: AuthMode> Pool<M> {
             Lease::Http1(lease) => self.exchange_http1(lease, head, body, class, guard).await,
             Lease::Http2(lease) => self.exchange_http2(lease, head, body, guard).await,
         };
-        if let Err(AttemptError::ConnectionClosing(_) | AttemptError::NotExecuted(..)) = &result {
-            *context.sent_at = None; // the upstream cannot have executed it
+        if let Err(
+            AttemptError::ConnectionClosing(_)
+            | AttemptError::NotExecuted(..)
+            | AttemptError::ManyFields(..),
+        ) = &result
+        {
+            *context.sent_at = None; // it was not executed, or changes nothing
         }
         result
     }
@@ -156,8 +179,10 @@ impl<M: AuthMode> Pool<M> {
         guard: &mut Option<Box<dyn StreamGuard>>,
     ) -> Result<Response<ResponseBody>, AttemptError<M>> {
         let may_finish = body.is_fully_received() && !class.is_long_running();
-        let repeatable = lease.is_reused() && is_safe(head.method()) && body.is_end_stream();
-        let spare = repeatable.then(|| head.duplicate());
+        let (is_reused, max_fields) = (lease.is_reused(), lease.max_fields());
+        let is_read = is_safe(head.method()) && body.is_end_stream();
+        let may_repeat = is_read && (is_reused || max_fields == MaxFields::Usual);
+        let spare = may_repeat.then(|| head.duplicate());
         let app_host = head.app_host();
         let request = self.frame_http1(head, body);
         if let Err(request) = lease.send_request(request, may_finish) {
@@ -188,12 +213,15 @@ impl<M: AuthMode> Pool<M> {
             }
             None => {
                 let error = refused.into_error();
-                let closed = error.is_incomplete_message() || is_reset(&error);
-                Err(match spare.filter(|_| closed) {
-                    Some(head) => {
-                        AttemptError::not_executed(head, RequestBody::empty(), error.into())
+                let closed = is_reused && (error.is_incomplete_message() || is_reset(&error));
+                let many_fields = max_fields == MaxFields::Usual && error.is_parse_too_large();
+                let body = RequestBody::empty();
+                Err(match spare {
+                    Some(head) if closed => AttemptError::not_executed(head, body, error.into()),
+                    Some(head) if many_fields => {
+                        AttemptError::ManyFields(Box::new(Outgoing { head, body }), error.into())
                     }
-                    None => AttemptError::Final(error.into()),
+                    _ => AttemptError::Final(error.into()),
                 })
             }
         }

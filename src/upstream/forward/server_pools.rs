@@ -23,6 +23,7 @@ use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::ConnectionBudget;
 use crate::upstream::connection::connector::Connector;
 use crate::upstream::connection::error::ForwardError;
+use crate::upstream::connection::http_settings::MaxFields;
 use crate::upstream::forward::send::{AttemptError, Outgoing, SendAttempt, SendContext, is_safe};
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
@@ -196,6 +197,7 @@ impl<M: AuthMode> ServerPools<M> {
             let choice = self.choose_when_ready(kind, &tries.tried).await?;
             let attempt = SendAttempt {
                 class,
+                max_fields: tries.max_fields,
                 counted: Some(choice.server.count_request(class.is_long_running())),
                 patience: choice.has_alternative.then_some(PATIENCE),
             };
@@ -332,6 +334,12 @@ impl<M: AuthMode> ServerPools<M> {
                 self.settings.metrics.retries.inc();
                 again
             }
+            // Once: then its connection takes many.
+            AttemptError::ManyFields(again, _) => {
+                tries.max_fields = MaxFields::Many;
+                self.settings.metrics.retries.inc();
+                return Ok(*again);
+            }
             failed @ (AttemptError::NoConnection(..)
             | AttemptError::ConnectionClosing(_)
             | AttemptError::NotExecuted(..)
@@ -347,6 +355,7 @@ impl<M: AuthMode> ServerPools<M> {
     fn record_failure(&self, server: &ApiServer, failed: &AttemptError<M>) {
         match failed {
             AttemptError::ConnectionClosing(_) => server.request_probe(), // it may be shutting down
+            AttemptError::ManyFields(..) => {}
             AttemptError::NoConnection(_, error)
             | AttemptError::NotExecuted(_, error)
             | AttemptError::Final(error) => self.record_error(server, error),
@@ -544,6 +553,7 @@ struct Tries {
     tried: Vec<Arc<ApiServer>>,
     attempts: usize,
     closing: usize,
+    max_fields: MaxFields,
     /// Whether it was taken from a server that hangs, which happens once.
     has_left_hung: bool,
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::upstream::connection::address;
 use crate::upstream::connection::address::ServerAddress;
+use crate::upstream::connection::http_settings::MaxFields;
 use crate::upstream::headers::auth_mode::{FrontProxy, PassThrough};
 use crate::upstream::requester::Requester;
 use crate::upstream::tls::PemInput;
@@ -100,7 +101,7 @@ async fn a_replaced_pool_leases_nothing_more_and_returns_the_request() {
         let pool = Arc::clone(&replaced);
         async move {
             let class = ConnectionClass::Shared;
-            pool.lease(class, false, &Requester::default())
+            pool.lease(class, MaxFields::Many, &Requester::default())
                 .await
                 .map(|_| ())
         }

@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::error::ForwardError;
+use crate::upstream::connection::http_settings::MaxFields;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::send::{AttemptError, Outgoing, SendAttempt, SendContext};
 use crate::upstream::forward::server_pools::ServerPools;
@@ -225,6 +226,7 @@ impl ServerPools<Internal> {
         };
         let attempt = SendAttempt {
             class: ConnectionClass::Shared,
+            max_fields: MaxFields::Usual,
             counted: None,
             patience: None,
         };

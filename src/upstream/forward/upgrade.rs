@@ -26,7 +26,7 @@ use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
 use crate::upstream::connection::connector::Http1Purpose;
 use crate::upstream::connection::error::ForwardError;
-use crate::upstream::connection::http_settings;
+use crate::upstream::connection::http_settings::{self, MaxFields};
 use crate::upstream::forward::send::{AttemptError, Outgoing, SendContext};
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::headers::request_head::RequestHead;
@@ -107,7 +107,7 @@ impl<M: AuthMode> Pool<M> {
             .map(|budget| budget.acquire_long_running(requester))
             .transpose()?;
         let connection = self.connect_http1(requester, Http1Purpose::Tunnel).await?;
-        let (sender, driver) = http_settings::http1_builder()
+        let (sender, driver) = http_settings::http1_builder(MaxFields::Many)
             .handshake(connection.io)
             .await
             .map_err(ForwardError::reset)?;

@@ -43,7 +43,7 @@ use crate::upstream::connection::connection_budget::{
 };
 use crate::upstream::connection::connector::{Connector, Http1Purpose, Protocol, TlsConnection};
 use crate::upstream::connection::error::ForwardError;
-use crate::upstream::connection::http_settings;
+use crate::upstream::connection::http_settings::{self, MaxFields};
 use crate::upstream::connection::http2::Http2Connection;
 use crate::upstream::headers::auth_mode::AuthMode;
 use crate::upstream::pool::connection_class::{ConnectionClass, PerClass};
@@ -155,8 +155,7 @@ impl<M: AuthMode> Pool<M> {
         &self.metrics
     }
 
-    /// Leases a connection or a stream for one request. `repeatable` says whether it is a read
-    /// without a body, which may be sent again.
+    /// Leases a connection or a stream for one request, whose response may have so many fields.
     ///
     /// # Errors
     /// None is available. Nothing has been sent then.
@@ -167,7 +166,7 @@ impl<M: AuthMode> Pool<M> {
     pub(crate) async fn lease(
         self: &Arc<Self>,
         class: ConnectionClass,
-        repeatable: bool,
+        max_fields: MaxFields,
         requester: &Requester,
     ) -> Result<Lease, ForwardError> {
         let requested_at = Clock.now();
@@ -184,24 +183,26 @@ impl<M: AuthMode> Pool<M> {
             class,
             ConnectionClass::Dedicated | ConnectionClass::DedicatedLongRunning
         ) {
-            return Box::pin(self.lease_http1(slot, requester, requested_at)).await;
+            return Box::pin(self.lease_http1(max_fields, slot, requester, requested_at)).await;
         }
-        if repeatable && let Some(mut lease) = self.choose_http1(class, requested_at) {
+        if max_fields == MaxFields::Usual
+            && let Some(mut lease) = self.choose_http1(class, requested_at)
+        {
             lease.slot = slot;
             return Ok(Lease::Http1(lease));
         }
         // A request that arrives does not overtake those that wait.
         let choice = match self.queues.get(class).is_empty() {
-            true => self.choose(class, requested_at),
+            true => self.choose(class, max_fields, requested_at),
             false => LeaseChoice::Wait,
         };
         let mut lease = match choice {
             LeaseChoice::Take(lease) => lease,
             // Boxed: a request that gets a lease at once does not pay for the size of these
             // futures.
-            LeaseChoice::Open => Box::pin(self.open_http1(class)).await?,
+            LeaseChoice::Open => Box::pin(self.open_http1(class, max_fields)).await?,
             LeaseChoice::Wait => {
-                Box::pin(self.wait_for_lease(class, requester, requested_at)).await?
+                Box::pin(self.wait_for_lease(class, max_fields, requester, requested_at)).await?
             }
             LeaseChoice::Replaced => return Err(ForwardError::Closed),
         };
@@ -263,7 +264,7 @@ impl<M: AuthMode> Pool<M> {
                 return None;
             }
         }
-        if let Some(sender) = self.idle.take(requested_at) {
+        if let Some(sender) = self.idle.take(requested_at, MaxFields::Usual) {
             return Some(self.new_http1_lease(sender));
         }
         self.open_for_reads(requested_at);
@@ -287,7 +288,7 @@ impl<M: AuthMode> Pool<M> {
                 .connect_http1(&Requester::default(), Http1Purpose::Requests)
                 .await
                 && let Ok(mut sender) = pool
-                    .handshake_http1(connection, generation, permit.flatten())
+                    .handshake_http1(connection, MaxFields::Usual, generation, permit.flatten())
                     .await
                 && sender.requests.ready().await.is_ok()
             {
@@ -300,18 +301,21 @@ impl<M: AuthMode> Pool<M> {
 
     async fn lease_http1(
         self: &Arc<Self>,
+        max_fields: MaxFields,
         slot: Option<RequestSlot>,
         requester: &Requester,
         requested_at: Instant,
     ) -> Result<Lease, ForwardError> {
-        let mut lease = if let Some(sender) = self.idle.take(requested_at) {
+        let mut lease = if let Some(sender) = self.idle.take(requested_at, max_fields) {
             self.new_http1_lease(sender)
         } else {
             let generation = self.idle.generation();
             let connection = self
                 .connect_http1(requester, Http1Purpose::Requests)
                 .await?;
-            let sender = self.handshake_http1(connection, generation, None).await?;
+            let sender = self
+                .handshake_http1(connection, max_fields, generation, None)
+                .await?;
             self.new_http1_lease(sender)
         };
         lease.slot = slot;
@@ -325,6 +329,7 @@ impl<M: AuthMode> Pool<M> {
     async fn wait_for_lease(
         self: &Arc<Self>,
         class: ConnectionClass,
+        max_fields: MaxFields,
         requester: &Requester,
         requested_at: Instant,
     ) -> Result<Lease, ForwardError> {
@@ -334,14 +339,14 @@ impl<M: AuthMode> Pool<M> {
         loop {
             let turn = timeout_at(deadline, waiting.turn()).await;
             turn.map_err(|_| ForwardError::StreamTimeout(MAX_WAIT))??;
-            match self.choose(class, requested_at) {
+            match self.choose(class, max_fields, requested_at) {
                 LeaseChoice::Take(lease) => {
                     waiting.complete();
                     return Ok(lease);
                 }
                 LeaseChoice::Open => {
                     waiting.complete();
-                    return Box::pin(self.open_http1(class)).await;
+                    return Box::pin(self.open_http1(class, max_fields)).await;
                 }
                 LeaseChoice::Wait => {}
                 LeaseChoice::Replaced => {
@@ -365,7 +370,12 @@ impl<M: AuthMode> Pool<M> {
         }
     }
 
-    fn choose(self: &Arc<Self>, class: ConnectionClass, requested_at: Instant) -> LeaseChoice {
+    fn choose(
+        self: &Arc<Self>,
+        class: ConnectionClass,
+        max_fields: MaxFields,
+        requested_at: Instant,
+    ) -> LeaseChoice {
         let mut state = self.state();
         if state.is_replaced {
             return LeaseChoice::Replaced;
@@ -385,7 +395,7 @@ impl<M: AuthMode> Pool<M> {
         }
         if state.protocol == Some(Protocol::Http1) || !M::HTTP2 {
             // It may have waited: what has been idle for too long by now is not used.
-            let idle = self.idle.take(Clock.now());
+            let idle = self.idle.take(Clock.now(), max_fields);
             return idle.map_or(LeaseChoice::Open, |sender| {
                 LeaseChoice::Take(Lease::Http1(self.new_http1_lease(sender)))
             });
@@ -436,7 +446,11 @@ impl<M: AuthMode> Pool<M> {
             .transpose()
     }
 
-    async fn open_http1(self: &Arc<Self>, class: ConnectionClass) -> Result<Lease, ForwardError> {
+    async fn open_http1(
+        self: &Arc<Self>,
+        class: ConnectionClass,
+        max_fields: MaxFields,
+    ) -> Result<Lease, ForwardError> {
         let generation = self.idle.generation();
         let (connection, protocol) = self.connect().await?;
         if protocol == Protocol::Http2 {
@@ -452,7 +466,9 @@ impl<M: AuthMode> Pool<M> {
             let shared = self.add_http2(connection, 1, opening).await?;
             return Ok(Lease::Http2(self.new_http2_lease(shared, class)));
         }
-        let sender = self.handshake_http1(connection, generation, None).await?;
+        let sender = self
+            .handshake_http1(connection, max_fields, generation, None)
+            .await?;
         Ok(Lease::Http1(self.new_http1_lease(sender)))
     }
 
@@ -461,11 +477,12 @@ impl<M: AuthMode> Pool<M> {
     async fn handshake_http1(
         &self,
         TlsConnection { io, reads_ahead }: TlsConnection,
+        max_fields: MaxFields,
         generation: u64,
         permit: Option<ConnectionPermit>,
     ) -> Result<Http1Sender, ForwardError> {
         let flushes = Arc::clone(io.inner().flushes());
-        let (sender, driver) = http_settings::http1_builder()
+        let (sender, driver) = http_settings::http1_builder(max_fields)
             .handshake(io)
             .await
             .map_err(ForwardError::reset)?;
@@ -478,6 +495,7 @@ impl<M: AuthMode> Pool<M> {
         });
         Ok(Http1Sender::new(
             sender,
+            max_fields,
             flushes,
             reads_ahead,
             ended,
@@ -530,7 +548,9 @@ impl<M: AuthMode> Pool<M> {
                 self.state().protocol = Some(protocol);
             }
             Protocol::Http1 => {
-                let mut sender = self.handshake_http1(connection, generation, None).await?;
+                let mut sender = self
+                    .handshake_http1(connection, MaxFields::Many, generation, None)
+                    .await?;
                 sender.requests.ready().await.map_err(ForwardError::reset)?;
                 self.state().protocol = Some(protocol);
                 self.idle.put(sender);

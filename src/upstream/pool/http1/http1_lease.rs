@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connection_budget::RequestSlot;
+use crate::upstream::connection::http_settings::MaxFields;
 use crate::upstream::pool::http1::idle_connections::{Http1Sender, IdleConnections};
 use crate::upstream::pool::stream_guard::{CANCEL_GRACE_PERIOD, CancelOutcome};
 use crate::upstream::servers::api_server::ServerRequest;
@@ -71,6 +72,13 @@ impl Http1Lease {
     /// Whether the connection was idle before: the server may close it while a request is sent.
     pub(crate) fn is_reused(&self) -> bool {
         self.sender.as_ref().is_some_and(|sender| sender.was_idle)
+    }
+
+    /// The most fields in the head of the response.
+    pub(crate) fn max_fields(&self) -> MaxFields {
+        self.sender
+            .as_ref()
+            .map_or(MaxFields::Many, |sender| sender.max_fields)
     }
 
     /// Sends the request. `may_finish` says whether the exchange may finish after a cancellation.

@@ -11,6 +11,7 @@ use hyper::client::conn::http1;
 use tokio::sync::oneshot;
 
 use crate::upstream::body::request_body::RequestBody;
+use crate::upstream::connection::http_settings::MaxFields;
 use weir_base::clock::Clock;
 use weir_io::tcp::ReadsAheadOfDriver;
 use weir_io::written_first::FlushSignal;
@@ -29,6 +30,8 @@ pub(crate) struct Http1Sender {
     pub(crate) requests: http1::SendRequest<RequestBody>,
     /// Whether it has waited for a request: the server may close it as one is sent.
     pub(crate) was_idle: bool,
+    /// The most fields in the head of a response.
+    pub(crate) max_fields: MaxFields,
     /// The flushes of the connection.
     pub(crate) flushes: Arc<FlushSignal>,
     /// On while it waits for a request.
@@ -46,6 +49,7 @@ impl Http1Sender {
     /// `ended` is dropped once it has been closed.
     pub(crate) fn new(
         requests: http1::SendRequest<RequestBody>,
+        max_fields: MaxFields,
         flushes: Arc<FlushSignal>,
         reads_ahead: ReadsAheadOfDriver,
         ended: oneshot::Receiver<()>,
@@ -55,6 +59,7 @@ impl Http1Sender {
         Self {
             requests,
             was_idle: false,
+            max_fields,
             flushes,
             reads_ahead,
             ended,
@@ -83,7 +88,8 @@ pub(crate) struct IdleConnections(Mutex<IdleStack>);
 
 #[derive(Default)]
 struct IdleStack {
-    senders: Vec<(Instant, Http1Sender)>,
+    usual: Vec<(Instant, Http1Sender)>,
+    many_fields: Vec<(Instant, Http1Sender)>,
     generation: u64,
 }
 
@@ -93,15 +99,15 @@ impl IdleConnections {
         self.lock().generation
     }
 
-    /// Takes a connection that is ready for a request.
-    pub(crate) fn take(&self, now: Instant) -> Option<Http1Sender> {
+    /// Takes a connection that is ready for a request, whose response may have at least so many
+    /// fields.
+    pub(crate) fn take(&self, now: Instant, max_fields: MaxFields) -> Option<Http1Sender> {
         let mut stack = self.lock();
-        while let Some((since, sender)) = stack.senders.pop() {
-            if sender.requests.is_ready() && stays_idle(since, &sender, now) {
-                return Some(sender);
-            }
-        }
-        None
+        let usual = match max_fields {
+            MaxFields::Usual => pop_ready(&mut stack.usual, now),
+            MaxFields::Many => None,
+        };
+        usual.or_else(|| pop_ready(&mut stack.many_fields, now))
     }
 
     /// Keeps a connection, unless its generation has been retired or it is too old.
@@ -110,33 +116,56 @@ impl IdleConnections {
         let now = Clock.now();
         let mut stack = self.lock();
         if stack.generation == sender.generation && now < sender.retires_at {
-            stack.senders.push((now, sender));
+            let senders = match sender.max_fields {
+                MaxFields::Usual => &mut stack.usual,
+                MaxFields::Many => &mut stack.many_fields,
+            };
+            senders.push((now, sender));
         }
     }
 
     /// Closes the connections that have been idle for 45 s or are too old.
     pub(crate) fn close_idle(&self, now: Instant) {
-        self.lock().senders.retain(|(since, sender)| {
+        let stays = |(since, sender): &(Instant, Http1Sender)| {
             stays_idle(*since, sender, now) && !sender.requests.is_closed()
-        });
+        };
+        let mut stack = self.lock();
+        stack.usual.retain(stays);
+        stack.many_fields.retain(stays);
     }
 
     /// Closes the connections that are idle now: the server is going away, or is gone.
     pub(crate) fn close_all(&self) {
-        self.lock().senders.clear();
+        self.lock().clear();
     }
 
     /// Closes all idle connections, and keeps none of those that are in use now.
     pub(crate) fn retire_all(&self) {
         let mut stack = self.lock();
         stack.generation += 1;
-        stack.senders.clear();
+        stack.clear();
     }
 
     /// The lock is held for a few list operations, never across an await.
     fn lock(&self) -> MutexGuard<'_, IdleStack> {
         self.0.lock()
     }
+}
+
+impl IdleStack {
+    fn clear(&mut self) {
+        self.usual.clear();
+        self.many_fields.clear();
+    }
+}
+
+fn pop_ready(senders: &mut Vec<(Instant, Http1Sender)>, now: Instant) -> Option<Http1Sender> {
+    while let Some((since, sender)) = senders.pop() {
+        if sender.requests.is_ready() && stays_idle(since, &sender, now) {
+            return Some(sender);
+        }
+    }
+    None
 }
 
 /// Whether a connection that is idle since `since` stays open.
@@ -157,14 +186,13 @@ mod tests {
         assert_eq!(max_age(1.0), Duration::from_secs(360));
     }
 
-    #[tokio::test]
-    async fn a_connection_is_kept_until_it_is_too_old() {
-        let idle = IdleConnections::default();
-        let (near, _far) = tokio::io::duplex(1024);
+    async fn idle_sender(max_fields: MaxFields) -> (Http1Sender, tokio::io::DuplexStream) {
+        let (near, far) = tokio::io::duplex(1024);
         let (requests, driver) = http1::handshake(TokioIo::new(near)).await.unwrap();
         tokio::spawn(driver);
         let mut sender = Http1Sender::new(
             requests,
+            max_fields,
             Arc::default(),
             ReadsAheadOfDriver::default(),
             oneshot::channel().1,
@@ -172,14 +200,37 @@ mod tests {
             Clock.now(),
         );
         sender.requests.ready().await.unwrap();
+        (sender, far)
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_kept_until_it_is_too_old() {
+        let idle = IdleConnections::default();
+        let (sender, _far) = idle_sender(MaxFields::Usual).await;
         let retires_at = sender.retires_at;
         idle.put(sender);
         let just_before = retires_at - Duration::from_nanos(1);
-        let mut sender = idle.take(Clock.now()).unwrap();
+        let mut sender = idle.take(Clock.now(), MaxFields::Usual).unwrap();
         assert!(stays_idle(just_before, &sender, just_before));
         assert!(!stays_idle(just_before, &sender, retires_at));
         sender.retires_at = Clock.now();
         idle.put(sender);
-        assert!(idle.take(Clock.now()).is_none());
+        assert!(idle.take(Clock.now(), MaxFields::Usual).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_response_with_many_fields_takes_only_a_connection_for_them() {
+        let idle = IdleConnections::default();
+        let (usual, _usual_end) = idle_sender(MaxFields::Usual).await;
+        let (many, _many_end) = idle_sender(MaxFields::Many).await;
+        idle.put(usual);
+        idle.put(many);
+        let take = |needed| Some(idle.take(Clock.now(), needed)?.max_fields);
+        assert_eq!(take(MaxFields::Usual), Some(MaxFields::Usual));
+        assert_eq!(take(MaxFields::Usual), Some(MaxFields::Many));
+        let (usual, _usual_end) = idle_sender(MaxFields::Usual).await;
+        idle.put(usual);
+        let take = |needed| Some(idle.take(Clock.now(), needed)?.max_fields);
+        assert_eq!(take(MaxFields::Many), None);
     }
 }
