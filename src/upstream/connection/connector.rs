@@ -23,10 +23,10 @@ use tokio_rustls::client::TlsStream;
 
 use crate::upstream::connection::address::{LastSocket, ProxyAddress, ServerAddress};
 use crate::upstream::connection::connection_budget::{ConnectionBudget, ConnectionPermit};
-use crate::upstream::connection::deferred_write_errors::DeferredWriteErrors;
 use crate::upstream::connection::error::ForwardError;
 use crate::upstream::connection::http_settings;
 use crate::upstream::headers::auth_mode::AuthMode;
+use weir_io::deferred_write_errors::DeferredWriteErrors;
 use weir_io::tcp::{ReadsAheadOfDriver, TcpIo};
 
 /// Longest time from the first packet to the end of the TLS handshake: long enough for a lost SYN

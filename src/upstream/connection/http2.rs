@@ -28,11 +28,10 @@ use crate::upstream::body::request_body::RequestBody;
 use crate::upstream::body::response_body::ResponseBody;
 use crate::upstream::connection::connector::{TlsConnection, TlsIo};
 use crate::upstream::connection::error::ForwardError;
-use crate::upstream::connection::http_settings::MAX_STREAMS;
-use crate::upstream::connection::ping_schedule::{PingAction, PingSchedule};
+use crate::upstream::connection::http_settings::{self, MAX_STREAMS};
 use crate::upstream::connection::reset_tracker::{FlushTrackedIo, ResetTracker};
-use crate::upstream::connection::{http_settings, ping_schedule};
 use weir_base::clock::Clock;
+use weir_io::ping_schedule::{PingAction, PingSchedule, PingTimeouts};
 
 /// Longest wait for the peer's SETTINGS, which say how many streams it allows; they are the first
 /// thing that it sends.
@@ -220,7 +219,7 @@ impl Pinger {
         resets: Arc<ResetTracker>,
         acknowledge: watch::Sender<u64>,
     ) -> Self {
-        let times = ping_schedule::PingTimeouts {
+        let times = PingTimeouts {
             interval: http_settings::PING_INTERVAL,
             timeout: http_settings::PING_TIMEOUT,
         };

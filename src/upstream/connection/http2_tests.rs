@@ -16,9 +16,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 use crate::upstream::connection::connector::IoStream;
-use crate::upstream::connection::deferred_write_errors::DeferredWriteErrors;
 use crate::upstream::tls;
 use crate::upstream::tls::tests::self_signed_pair;
+use weir_io::deferred_write_errors::DeferredWriteErrors;
 use weir_io::tcp::ReadsAheadOfDriver;
 
 /// weir's side and the peer's side of a TLS connection in memory.

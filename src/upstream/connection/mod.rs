@@ -3,11 +3,9 @@
 pub mod address;
 pub mod connection_budget;
 pub(crate) mod connector;
-pub(crate) mod deferred_write_errors;
 pub(crate) mod environment_proxy;
 pub(crate) mod error;
 pub(crate) mod fair_shares;
 pub(crate) mod http2;
 pub(crate) mod http_settings;
-pub(crate) mod ping_schedule;
 pub(crate) mod reset_tracker;

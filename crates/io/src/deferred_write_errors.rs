@@ -13,11 +13,11 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use weir_io::written_first::FlushSignal;
+use crate::written_first::FlushSignal;
 
 /// A stream whose failed writes are reported once all has been read.
 #[derive(Debug)]
-pub(crate) struct DeferredWriteErrors<S> {
+pub struct DeferredWriteErrors<S> {
     stream: S,
     /// The error of the first write that failed, until it is reported.
     error: Option<io::Error>,
@@ -27,7 +27,8 @@ pub(crate) struct DeferredWriteErrors<S> {
 
 impl<S> DeferredWriteErrors<S> {
     /// Wraps `stream`.
-    pub(crate) fn new(stream: S) -> Self {
+    #[must_use]
+    pub fn new(stream: S) -> Self {
         Self {
             stream,
             error: None,
@@ -37,7 +38,7 @@ impl<S> DeferredWriteErrors<S> {
     }
 
     /// The flushes of the connection.
-    pub(crate) const fn flushes(&self) -> &Arc<FlushSignal> {
+    pub const fn flushes(&self) -> &Arc<FlushSignal> {
         &self.flushes
     }
 

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 /// The interval of PINGs and the time for an answer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PingTimeouts {
+pub struct PingTimeouts {
     /// A PING is sent when the last answer is this old.
-    pub(crate) interval: Duration,
+    pub interval: Duration,
     /// A peer that has not answered for this long is gone.
-    pub(crate) timeout: Duration,
+    pub timeout: Duration,
 }
 
 /// The PINGs of one connection.
 #[derive(Debug)]
-pub(crate) struct PingSchedule {
+pub struct PingSchedule {
     timeouts: PingTimeouts,
     /// The outstanding PING: how many resets were sent before it, and when it was sent.
     outstanding: Option<(u64, Instant)>,
@@ -28,7 +28,7 @@ pub(crate) struct PingSchedule {
 
 /// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PingAction {
+pub enum PingAction {
     /// Send a PING now.
     Send,
     /// Do nothing until then.
@@ -39,7 +39,8 @@ pub(crate) enum PingAction {
 
 impl PingSchedule {
     /// The schedule of a connection that was opened now.
-    pub(crate) const fn new(times: PingTimeouts, now: Instant) -> Self {
+    #[must_use]
+    pub const fn new(times: PingTimeouts, now: Instant) -> Self {
         Self {
             timeouts: times,
             outstanding: None,
@@ -49,17 +50,19 @@ impl PingSchedule {
     }
 
     /// Whether a PING is outstanding.
-    pub(crate) const fn is_outstanding(&self) -> bool {
+    #[must_use]
+    pub const fn is_outstanding(&self) -> bool {
         self.outstanding.is_some()
     }
 
     /// Whether some of the `written` resets have no PING sent after them.
-    pub(crate) const fn has_unacknowledged(&self, written: u64) -> bool {
+    #[must_use]
+    pub const fn has_unacknowledged(&self, written: u64) -> bool {
         self.outstanding.is_none() && written > self.acknowledged
     }
 
     /// The next action, when `written` resets have been written in full.
-    pub(crate) fn next_action(&mut self, now: Instant, written: u64) -> PingAction {
+    pub fn next_action(&mut self, now: Instant, written: u64) -> PingAction {
         if let Some((_, sent)) = self.outstanding {
             let end = sent + self.timeouts.timeout;
             return if now < end {
@@ -77,7 +80,7 @@ impl PingSchedule {
     }
 
     /// Records the answer to the PING. Returns how many resets the peer has seen.
-    pub(crate) fn record_pong(&mut self, now: Instant) -> u64 {
+    pub fn record_pong(&mut self, now: Instant) -> u64 {
         if let Some((resets, _)) = self.outstanding.take() {
             self.acknowledged = resets;
         }
