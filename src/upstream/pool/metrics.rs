@@ -43,7 +43,7 @@ impl UpstreamMetrics {
             ),
             retries: registry.counter(
                 "weir_upstream_retries_total",
-                "Requests sent again: the API server cannot have executed them, or they are reads whose idle connection it closed.",
+                "Requests sent again: the API server cannot have executed them, or they are reads whose idle connection it closed, or whose response had more than 100 headers.",
             ),
             stream_waits: registry.counter(
                 "weir_upstream_stream_waits_total",
