@@ -8,7 +8,8 @@
 # Usage: BEFORE=PROGRAM benches/builds.sh [seconds for each round, default 3] [case ...]
 # The cases are those of benches/peers.sh; h1-429 and h2-429 are rejected by max-in-flight, h1-fair-429 and h2-fair-429 by
 # priority and fairness.
-# ROUNDS: rounds for each case (default 7). WEIR: the later build (default target/dist/weir).
+# ROUNDS: rounds for each case (default 7). WEIR: the later build (default target/dist/weir). WEIR_FLAGS: flags for it alone,
+# where its defaults are others.
 # Needs: nginx, wrk, h2load (nghttp2-client), openssl, taskset; two cores.
 set -euo pipefail
 
@@ -18,6 +19,7 @@ cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(h1-4 h1-64 h1-700 h1-list h2 h2-list h1-429 h2-429 h1-fair-429 h2-fair-429)
 here=$(cd "$(dirname "$0")/.." && pwd)
 after=${WEIR:-$here/target/dist/weir}
+read -ra after_flags <<<"${WEIR_FLAGS:-}"
 for tool in nginx wrk h2load openssl taskset; do
     command -v "$tool" >/dev/null || { echo "$tool is needed" >&2; exit 2; }
 done
@@ -91,7 +93,7 @@ for case in "${cases[@]}"; do
     esac
     serve before 18011 "$BEFORE" "${flags[@]}"
     before=$PID
-    serve after 18012 "$after" "${flags[@]}"
+    serve after 18012 "$after" "${flags[@]}" "${after_flags[@]}"
     after_pid=$PID
     holders=()
     case $case in
