@@ -3,9 +3,9 @@
 //! TLS passes its records as a list of slices, nearly always one. For one slice `writev` costs 130
 //! ns more than `send` (Linux 6.18): a seventieth of the cost of a rejection.
 //!
-//! A read on an idle HTTP/1.1 connection to the API server also asks the kernel. hyper closes a
-//! connection that has bytes which no request asked for. But the runtime's driver reports what has
-//! arrived only between polls of tasks, so a busy worker would write the next request first.
+//! The read before a request on an HTTP/1.1 connection to the API server also asks the kernel. hyper
+//! closes a connection that has bytes which no request asked for. But the runtime's driver reports what
+//! has arrived only between polls of tasks, so a busy worker would write the next request first.
 
 use std::io;
 use std::io::{IoSlice, Read};
@@ -36,10 +36,10 @@ pub struct TcpIo<K = ()> {
 
 /// Whether a read also finds bytes that the runtime's driver has not reported yet. Off at first.
 ///
-/// An idle connection is read before a request is written to it: a response that is there already
+/// A connection is read before a request is written to it: a response that is there already
 /// belongs to none. The driver reports what has arrived only between polls of tasks, so a busy
 /// worker would write the request first and take that response for its own. It costs a system
-/// call for each read that finds nothing, so a write ends it: a response may follow.
+/// call for each read that finds nothing, so it is on only until the request is written.
 #[derive(Clone, Debug, Default)]
 pub struct ReadsAheadOfDriver(Arc<AtomicBool>);
 

@@ -94,6 +94,7 @@ impl Http1Lease {
             return Err(Box::new(request));
         };
         request.body_mut().fail_after_flush(&sender.flushes);
+        sender.reads_ahead.enable(); // it does not follow bytes that are there already
         let head: Http1ResponseFuture =
             in_place::pinned(|| sender.requests.try_send_request(request));
         self.pending = Some(PendingHttp1 {

@@ -34,8 +34,8 @@ pub(crate) struct Http1Sender {
     pub(crate) max_fields: MaxFields,
     /// The flushes of the connection.
     pub(crate) flushes: Arc<FlushSignal>,
-    /// On while it waits for a request.
-    reads_ahead: ReadsAheadOfDriver,
+    /// On from when a request is sent until it is written.
+    pub(crate) reads_ahead: ReadsAheadOfDriver,
     /// Fails once the connection has been closed.
     ended: oneshot::Receiver<()>,
     /// A connection of an earlier generation is not kept: it presented a certificate that has been
@@ -112,7 +112,6 @@ impl IdleConnections {
 
     /// Keeps a connection, unless its generation has been retired or it is too old.
     pub(crate) fn put(&self, sender: Http1Sender) {
-        sender.reads_ahead.enable(); // no request follows bytes that are there already
         let now = Clock.now();
         let mut stack = self.lock();
         if stack.generation == sender.generation && now < sender.retires_at {
