@@ -182,3 +182,51 @@ fn return_connection(idle: &Arc<IdleConnections>, mut sender: Http1Sender) {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::io::Write;
+
+    use hyper_util::rt::TokioIo;
+    use tokio::net::TcpStream;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::upstream::connection::http_settings;
+    use weir_base::clock::Clock;
+    use weir_io::tcp::{ReadsAheadOfDriver, TcpIo};
+
+    #[tokio::test]
+    async fn a_request_does_not_follow_a_response_that_is_there_already() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let mut far = listener.accept().unwrap().0;
+        let reads_ahead = ReadsAheadOfDriver::default();
+        let io = TcpIo::new(tcp.unwrap(), ()).read_ahead_of_driver(&reads_ahead);
+        let (requests, driver) = http_settings::http1_builder(MaxFields::Usual)
+            .handshake(TokioIo::new(io))
+            .await
+            .unwrap();
+        tokio::spawn(driver);
+        let ended = oneshot::channel().1;
+        let mut sender = Http1Sender::new(
+            requests,
+            MaxFields::Usual,
+            Arc::default(),
+            reads_ahead,
+            ended,
+            0,
+            Clock.now(),
+        );
+        sender.requests.ready().await.unwrap();
+        // The runtime reports nothing until all tasks wait.
+        far.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            .unwrap();
+        let mut lease = Http1Lease::new(sender, Arc::default());
+        let request = Request::new(RequestBody::empty());
+        assert!(lease.send_request(request, true).is_ok());
+        let failed = poll_fn(|cx| lease.poll_head(cx)).await;
+        assert!(failed.is_err_and(|failed| failed.message().is_some()));
+    }
+}
