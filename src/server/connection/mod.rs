@@ -378,7 +378,7 @@ async fn serve_http1(
 }
 
 /// Serves requests until the connection ends, has been quiet for some seconds, or has a head with more
-/// fields than fit. Returns the stream in both other cases.
+/// fields than fit. Returns the stream in the last two cases.
 async fn serve_until_quiet(
     stream: Http1Stream,
     client: &Arc<ClientConnection>,
